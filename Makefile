@@ -160,6 +160,7 @@ check: $(VENV)/.checked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/prose.py
+	$(BIN)/python .ci/format_marks.py
 	$(BIN)/mypy -p troupellm -p troupellm_tcp_peer -p troupellm_xgrammar
 
 wheel: $(VENV)/.tested

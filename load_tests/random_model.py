@@ -92,6 +92,16 @@ def write_random_model(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
     return folder
 
 
+def write_model_of_texts(folder: Path, shape: Shape) -> Path:
+    """The same with the built-in model's tokenizer and template, for requests of plain text."""
+    from troupellm.models.hub.source import BUILTIN_FOLDER
+
+    write_random_model(folder, shape)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((BUILTIN_FOLDER / name).read_bytes())
+    return folder
+
+
 def _config(shape: Shape) -> dict[str, Any]:
     sizes = {name: value for name, value in msgspec.structs.asdict(shape).items() if name != "family"}
     return {

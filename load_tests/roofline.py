@@ -140,9 +140,11 @@ def decode_seconds(size: ModelSize, precision: Precision, ceilings: Ceilings, *,
     head = max(
         size.head_params * precision.head / ceilings.bandwidth, 2 * size.head_params * batch / ceilings.head_flops
     )
-    return _products(size, precision, ceilings, batch) + head + attention_seconds(
-        size, precision, ceilings, batch=batch, context=context
-    )  # fmt: skip
+    return (
+        _products(size, precision, ceilings, batch)
+        + head
+        + attention_seconds(size, precision, ceilings, batch=batch, context=context)
+    )
 
 
 def attention_seconds(
@@ -163,9 +165,12 @@ def prefill_seconds(size: ModelSize, precision: Precision, ceilings: Ceilings, *
 
 
 def workload_seconds(
-    size: ModelSize, precision: Precision, ceilings: Ceilings, requests: Sequence[tuple[int, int]],
+    size: ModelSize,
+    precision: Precision,
+    ceilings: Ceilings,
+    requests: Sequence[tuple[int, int]],
     capacity: float = inf,
-) -> float:  # fmt: skip
+) -> float:
     """Prompt and answer lengths, all at once: every prompt, then every step with those that still run.
 
     Args:

@@ -69,5 +69,5 @@ def test_what_is_said_to_each_other_needs_no_assert_statement_at_all() -> None:
         ("def assert_invariants(self):\n    assert self.free >= 0", 0),
     ],
 )
-def test_what_counts_as_a_guard(statement: str, count: int) -> None:
+def test_guards_are_told_from_other_asserts(statement: str, count: int) -> None:
     assert len(list(guards(ast.parse(statement)))) == count

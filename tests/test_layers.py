@@ -81,16 +81,19 @@ TORCH_FREE_MODELS = (
 )
 TORCH_INSIDE_A_FUNCTION = {
     "server/cli/collect_env.py",
-    "load_tests/throughput/contestants.py",
+    "load_tests/contestants/generation.py",
 }
 TORCH_INSIDE_A_FUNCTION |= {
-    "load_tests/scheduler/vllm_side.py",
-    "load_tests/embed/contestants.py",
+    "load_tests/contestants/vllm_scheduler.py",
+    "load_tests/contestants/embedding.py",
 }
 TORCH_INSIDE_A_FUNCTION |= {"load_tests/peers/sides/transformers_side.py"}
 """One reports which torch there is, the others run transformers and vLLM to compare with; none loads it on import."""
-BENCHMARKS_OF_THE_STEP = tuple(f"load_tests/{name}/" for name in ("kernels", "step", "gpu", "overlap"))
-"""They measure kernels and models, and use torch as those do; but their flags are read without it."""
+BENCHMARKS_OF_THE_STEP = tuple(
+    f"load_tests/{name}"
+    for name in ("kernels/", "step/", "gpu/", "bench/kernels.py", "bench/step.py", "workers/host_time.py")
+)
+"""They measure kernels and models, and use torch as those do."""
 ASSEMBLY = ("engine", "llm", "remote")
 """The rooms of actors/ that know which actors exist, and may import them."""
 
@@ -234,8 +237,7 @@ def test_torch_is_imported_in_kernels_and_models_only() -> None:
         for path in FRONT
         if any(name.split(".")[0] == "torch" for name in imports_of(path))
     }
-    flags = {name for name in outside if name.endswith("/flags.py")}
-    measuring = {name for name in outside if name.startswith(BENCHMARKS_OF_THE_STEP)} - flags
+    measuring = {name for name in outside if name.startswith(BENCHMARKS_OF_THE_STEP)}
     assert outside - measuring == TORCH_INSIDE_A_FUNCTION
     for name in TORCH_INSIDE_A_FUNCTION:
         assert not any(imported.split(".")[0] == "torch" for imported in imports_at_load(ROOT / name))

@@ -14,6 +14,7 @@ import pytest
 
 import troupellm
 from troupellm.load_tests import cli as bench
+from troupellm.load_tests.gpu.session import parser_of_session
 from troupellm.protocol.config.engine import ServerConfig, TenantConfig
 from troupellm.protocol.vllm.flags import REFUSED as MISSING
 from troupellm.server.access import keys
@@ -29,10 +30,9 @@ _PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").gl
 READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS), *_PAGES)
 """All documents of the product: the README, those of the top folders, and the pages below docs/."""
 ELSEWHERE = {
-    "--no-index", "--no-deps", "--target", "--folder", "--minutes", "--goals", "--without-amx", "--rootdir",
-    "--import-mode",
+    "--no-index", "--no-deps", "--target", "--folder", "--without-amx", "--rootdir", "--import-mode",
 }  # fmt: skip
-"""Flags of pip, of pytest, of the scripts for a GPU and of `make peers`."""
+"""Flags of pip, of pytest, of the script that fetches wheels and of `make peers`."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
@@ -52,7 +52,7 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 def test_every_flag_is_one_of_ours(readme: str) -> None:
     benchmarks = argparse.ArgumentParser()
     bench.command(benchmarks.add_subparsers())
-    known = ELSEWHERE | set(options_of(benchmarks))
+    known = ELSEWHERE | set(options_of(benchmarks)) | set(options_of(parser_of_session()))
     for command in _COMMANDS:
         known |= set(options_of(_parser(command)))
     assert set(_FLAG.findall(text_of(readme))) - known == set()
@@ -127,6 +127,8 @@ def test_every_flag_takes_the_value_that_it_is_shown_with(readme: str) -> None:
     (measured,) = (action.choices for action in of_bench._actions if isinstance(action, argparse._SubParsersAction))
     for words in whole:
         flags = {word for word in words if word.startswith("--")}
+        if flags <= set(options_of(parser_of_session())):
+            continue  # of the GPU script, whose goals stand as "G9 G10 ..."
         if flags <= served:
             understand(["serve", "--kv-offloading-size", "1", *words])
         elif not flags & ELSEWHERE:

@@ -70,7 +70,7 @@ def test_no_function_is_over_the_cap() -> None:
     assert not over_the_cap(function_sizes(kernels=True), KERNEL_LINES, LONG_FUNCTIONS)
 
 
-def test_what_became_short_left_the_list() -> None:
+def test_the_lists_of_long_files_and_functions_name_only_long_ones() -> None:
     sizes = file_sizes()
     functions = function_sizes(kernels=False) | function_sizes(kernels=True)
     assert all(sizes.get(name, 0) == lines > FILE_LINES for name, lines in LONG_FILES.items())

@@ -148,9 +148,12 @@ class PoolingApi(ABC):
         return [pooled.values for pooled in await self.pool_all(_as_list(prompts), wanted, **options)]
 
     async def score(
-        self, first: str | Sequence[PromptLike], second: str | Sequence[PromptLike],
-        params: PoolingParams | None = None, **options: Any,
-    ) -> list[float]:  # fmt: skip
+        self,
+        first: str | Sequence[PromptLike],
+        second: str | Sequence[PromptLike],
+        params: PoolingParams | None = None,
+        **options: Any,
+    ) -> list[float]:
         """How well texts go together: one with one, one with each of many, or many with as many.
 
         A cross-encoder reads each pair; of a model that embeds it is the cosine of the two vectors.

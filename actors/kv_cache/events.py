@@ -131,9 +131,11 @@ class KVEventLog:
         events += [self._event(number, _Record(BlocksStored, *block)) for number, block in found]
         more = len(found) == most
         return KVEventsRead(
-            events=tuple(events), last=found[-1][0] if more else begun, snapshot=begun if more else None,
+            events=tuple(events),
+            last=found[-1][0] if more else begun,
+            snapshot=begun if more else None,
             ended=self.closed,
-        )  # fmt: skip
+        )
 
     async def wait(self, after: int, timeout: float | None = None) -> bool:
         """Until there is an event behind number `after`, or for `timeout` seconds; tells whether there is one.

@@ -33,7 +33,6 @@ def _lora_requests(snapshot: EngineSnapshot) -> dict[tuple[str, str, str], float
     return {(str(adapters.slots), *names): snapshot.uptime_seconds}
 
 
-# fmt: off
 STORE = (
     # `MetricsStore`
     counter("prompt_tokens", "Prompt tokens of finished requests.", "prompt_tokens", vllm="prompt_tokens"),
@@ -75,8 +74,7 @@ STORE = (
     histogram("request_params_n", "Wanted answers.", "request_n", vllm="request_params_n"),
     histogram("session_cached_ratio", "Share of a session's prompt that was cached.", "session_cached_ratio"),
     histogram("step_seconds", "Time of a step.", "step_phases", "phase"),
-)
-# fmt: on
+)  # fmt: skip
 
 
 def _usage(snapshot: EngineSnapshot) -> float:
@@ -102,7 +100,6 @@ def _ready(snapshot: EngineSnapshot) -> float:
     return float(snapshot.state == "ready" and snapshot.unready is None)
 
 
-# fmt: off
 ENGINE = (
     # `EngineSnapshot`
     gauge("requests_running", "Requests in the batch.", "scheduler.running", vllm="num_requests_running"),
@@ -125,7 +122,7 @@ ENGINE = (
     gauge("ready", "1 while requests are accepted.", _ready),
     gauge("lora_requests_info", "Adapters in use; the value is the uptime.", _lora_requests,
           "max_lora running_lora_adapters waiting_lora_adapters", "lora_requests_info"),
-)
+)  # fmt: skip
 ADAPTERS = (
     # `AdapterSnapshot`
     gauge("lora_slots", "Adapter slots of the worker.", "slots"),
@@ -145,7 +142,7 @@ GUIDE = (
     gauge("guide_cached", "Guides in the cache, refusals among them.", "cached"),
     gauge("guide_cache_bytes", "What they take.", "cached_bytes"),
     gauge("guide_waiting", "Requests whose guide is being compiled.", "waiting"),
-)
+)  # fmt: skip
 KV_EVENTS = (
     # `KVEventsSnapshot`
     counter("kv_events", "Events of KV blocks, for routers.", "reported"),
@@ -153,7 +150,7 @@ KV_EVENTS = (
     gauge("kv_events_kept", "Events kept for readers who are behind.", "kept"),
     gauge("kv_events_findable_blocks", "Blocks that a snapshot for routers tells of.", "findable"),
     gauge("kv_events_waiting_readers", "Readers that wait for an event.", "waiting_readers"),
-)
+)  # fmt: skip
 GRAPHS = (
     # `GraphReport`
     gauge("cuda_graphs", "Graphs that decode steps are replayed from.", "captured"),
@@ -161,8 +158,7 @@ GRAPHS = (
     gauge("cuda_graphs_given_up", "Graphs that there is no memory to capture.", "given_up"),
     gauge("cuda_graph_bytes", "Device memory that the graphs take.", "bytes"),
     gauge("cuda_graph_capture_seconds", "What capturing them has taken.", "seconds"),
-)
-# fmt: on
+)  # fmt: skip
 
 
 def _kept(attribute: str) -> Callable[[ProposerSnapshot], int | None]:
@@ -186,7 +182,6 @@ def _restarts(actors: Iterable[ActorSnapshot]) -> dict[str, int]:
     return {actor.name: actor.restarts for actor in actors}
 
 
-# fmt: off
 PROPOSER = (
     # `ProposerSnapshot`
     counter("spec_decode_proposer_failures",
@@ -202,7 +197,7 @@ PROPOSER = (
           _kept("past_tokens_capacity")),
     gauge("spec_decode_past_bytes", "Host memory reserved for these, for the texts of running rows, and to find them.",
           _kept("memory_bytes")),
-)
+)  # fmt: skip
 TENANTS = (
     # `TenantSnapshot`s. Only names from the configuration are labels, so there are no more than it lists.
     gauge("key_sequences", "Sequences inside the engine.", _of_tenants("inside"), "key"),
@@ -210,7 +205,7 @@ TENANTS = (
     counter("key_limited", "Requests that the key's own limits refused.", _of_tenants("limited"), "key"),
     counter("key_prompt_tokens", "Prompt tokens that were used.", _of_tenants("prompt_tokens"), "key"),
     counter("key_generation_tokens", "Tokens that were generated.", _of_tenants("completion_tokens"), "key"),
-)
+)  # fmt: skip
 ACTORS = (
     # `ActorSnapshot`s
     gauge("actor_mailbox_depth", "Messages that wait.", _of_mailboxes("depth"), "actor"),
@@ -218,5 +213,4 @@ ACTORS = (
     counter("actor_mailbox_messages", "Messages accepted.", _of_mailboxes("messages"), "actor"),
     counter("actor_mailbox_dropped", "Messages refused.", _of_mailboxes("dropped"), "actor"),
     counter("actor_restarts", "Restarts after a crash.", _restarts, "actor"),
-)
-# fmt: on
+)  # fmt: skip

@@ -31,7 +31,6 @@ def _prefetched(leases: LeaseSnapshot) -> dict[str, int]:
     return {outcome: leases.prefetched.get(outcome, 0) for outcome in PREFETCH_OUTCOMES}
 
 
-# fmt: off
 OFFLOAD = (
     # `OffloadSnapshot`
     counter("kv_tier_lookups", "Blocks asked for.", _of_tiers("lookups"), "tier"),
@@ -64,7 +63,7 @@ OFFLOAD = (
     gauge("requests_loading", "Sequences that wait for a tier.", "loading"),
     gauge("kv_offload_transfers", "Transfers under way.", "transfers"),
     gauge("kv_offload_waiting_spills", "Blocks that wait to go to outer tiers.", "waiting_spills"),
-)
+)  # fmt: skip
 LEASES = (
     # `LeaseSnapshot`
     gauge("kv_leased_blocks", "KV blocks that are evicted after others.", "leased_blocks"),
@@ -74,5 +73,4 @@ LEASES = (
     counter("kv_prefetch", "KV blocks that prefetches asked for.", _prefetched, "outcome"),
     gauge("kv_sessions", "Sessions whose KV blocks are known by name.", "sessions"),
     counter("kv_sessions_forgotten", "Sessions that were forgotten for others.", "forgotten_sessions"),
-)
-# fmt: on
+)  # fmt: skip

@@ -7,7 +7,6 @@ place, which was taken before. Answers come as frames for all requests together 
 from array import array
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import count
 from typing import Any, assert_never
 
 import msgspec
@@ -15,12 +14,11 @@ import msgspec
 from troupellm.actors.admission.prompts import demand_of
 from troupellm.actors.client.client_api import ClientApi
 from troupellm.actors.client.stream import Stream
-from troupellm.actors.engine.api_process_session import api_process_budget
 from troupellm.actors.input.actor import has_short_lists, is_short, letters_of
 from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
 from troupellm.actors.input.prepare import Preparer
 from troupellm.actors.output.outbox import LocalOutbox
-from troupellm.actors.remote.open_request import NoSlot, OpenRequest
+from troupellm.actors.remote.open_requests import OpenRequests
 from troupellm.actors.remote.queries import Queries
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
 from troupellm.models.chat_parsers.served_parser import ChatFormat
@@ -30,14 +28,11 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.messages.adapters import AdapterInfo
 from troupellm.protocol.messages.input import EmbedsPrompt, Submission, TextPrompt, TokensPrompt
-from troupellm.protocol.messages.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import WorkerReady
-from troupellm.protocol.params.outputs import Delta
 from troupellm.protocol.params.sampling import Limits
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.wire.api_process import (
-    Abort,
     AdminAnswer,
     Admitted,
     Apply,
@@ -47,8 +42,6 @@ from troupellm.protocol.wire.api_process import (
     Ended,
     FromApiProcess,
     MetricsText,
-    PauseReader,
-    ResumeReader,
     Serving,
     Status,
     Submit,
@@ -97,8 +90,7 @@ class RemoteEngine(ClientApi):
         self._preparer, self._patient = (
             Preparer(tokenizer, template, serving.limits, serving.ready, iter(())) for template in templates
         )
-        self._numbers = count(1)
-        self._requests: dict[int, OpenRequest] = {}
+        self._requests = OpenRequests(serving.config.stream, post, clock)
         self._queries = Queries(post)
         self._lost = False
 
@@ -139,6 +131,11 @@ class RemoteEngine(ClientApi):
     def silent_seconds(self) -> float:
         """Since the engine's process last said how it is."""
         return self._clock.now() - self._heard
+
+    @property
+    def num_open(self) -> int:
+        """Requests and queries whose end has not come."""
+        return len(self._requests) + len(self._queries)
 
     def snapshot(self) -> EngineSnapshot:
         """As of the last report, which is a fraction of a second old; ages count on."""
@@ -189,14 +186,11 @@ class RemoteEngine(ClientApi):
     def handle(self, message: Answer) -> None:
         match message:
             case Chunks():
-                self._on_chunks(message)
+                self._requests.deliver(message)
             case Admitted(request=number, quota=quota):
-                if (request := self._requests.get(number)) is not None:
-                    request.outbox.quota = quota
-                    request.admitted = True
-                    request.answered.wake()
+                self._requests.admit(number, quota)
             case Ended():
-                self._on_ended(message)
+                self._requests.end(message)
             case Status():
                 self._status = message
                 self._heard = self._clock.now()
@@ -208,53 +202,8 @@ class RemoteEngine(ClientApi):
     def lost(self) -> None:
         """The engine's process is gone: every open request and query ends with an error."""
         self._lost = True
-        for number in list(self._requests):
-            self._finish(number, EngineStopped("the engine's process has ended", code="engine_failed"))
+        self._requests.lost()
         self._queries.lost()
-
-    def _on_chunks(self, message: Chunks) -> None:
-        requests = self._requests
-        touched: dict[int, LocalOutbox] = {}
-        for number in message.opened:
-            if (request := requests.get(number)) is not None:
-                request.outbox.opened(request.prompt)
-        for prompt in message.prompts:
-            if (request := requests.get(prompt.request)) is not None:
-                request.outbox.prompt_logprobs(prompt.entries)
-        for chunk in message.chunks:
-            request = requests.get(chunk.request)
-            if request is None:
-                continue
-            delta = Delta(
-                index=chunk.index,
-                text=chunk.text,
-                token_ids=chunk.token_ids,
-                logprobs=chunk.logprobs,
-                finish_reason=chunk.finish_reason,
-                stop_reason=chunk.stop_reason,
-            )
-            request.outbox.push(delta)
-            touched[chunk.request] = request.outbox
-        for outbox in touched.values():
-            outbox.wake()
-        for end in message.ended:
-            self._on_ended(end)
-
-    def _on_ended(self, message: Ended) -> None:
-        if message.error is not None:
-            self._finish(message.request, message.error.error())
-        elif (request := self._requests.get(message.request)) is not None and message.usage is not None:
-            arrival, timing = request.outbox.arrival, message.timing
-            times = (None if time is None else arrival + time for time in (timing.scheduled, timing.first_token))
-            if message.pooled is not None:
-                request.outbox.pooled(message.pooled)
-            request.outbox.close(message.usage, *times)
-
-    def _finish(self, number: int, error: TroupeError) -> None:
-        request = self._requests.get(number)
-        if request is not None:
-            request.outbox.fail(error)
-            request.answered.wake()
 
     # Requests.
 
@@ -281,7 +230,7 @@ class RemoteEngine(ClientApi):
         """
         if self.state != "ready":
             raise self._refusal()
-        request = self._new_request(streaming=submission.streaming)
+        request = self._requests.new(streaming=submission.streaming)
         outbox, number = request.outbox, request.outbox.request
         try:
             self._post(
@@ -329,23 +278,6 @@ class RemoteEngine(ClientApi):
             return EngineStopped("the engine has failed", code="engine_failed")
         return EngineStopped(f"the engine is {self.state}", code=self.state)
 
-    def _new_request(self, *, streaming: bool) -> OpenRequest:
-        number = next(self._numbers)
-        outbox = LocalOutbox(
-            number,
-            arrival=self._clock.now(),
-            slot=NoSlot(),
-            clock=self._clock,
-            budget=api_process_budget(self.config.stream) if streaming else None,
-            to_scheduler=self._control,
-            on_terminal=self._forget,
-        )
-        request = self._requests[number] = OpenRequest(outbox)
-        return request
-
-    def _forget(self, number: int) -> None:
-        self._requests.pop(number, None)
-
     async def _prepare(self, submission: Submission) -> TokensPrompt:
         """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
         try:
@@ -368,16 +300,3 @@ class RemoteEngine(ClientApi):
             message = "prompt_embeds is only for an engine in the caller's own process"
             raise InvalidRequest(message, param="prompt_embeds", code="unsupported_parameter")
         return preparer.checked(submission.prompt, submission.params)[0]
-
-    def _control(self, message: SchedulerControl) -> None:
-        """Pass an outbox's control message to the engine's process."""
-        match message:
-            case AbortRequest(request=number):
-                known = self._requests.get(number)
-                self._post(Abort(number, invalid=known is not None and known.invalid))
-            case ReaderPaused(request=number):
-                self._post(PauseReader(number))
-            case ReaderResumed(request=number):
-                self._post(ResumeReader(number))
-            case _:
-                raise AssertionError(f"an outbox does not say {message}")

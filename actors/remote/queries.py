@@ -34,6 +34,10 @@ class Queries:
         self._open: dict[int, tuple[Waiter, list[Answer]]] = {}
         self._lost = False
 
+    def __len__(self) -> int:
+        """Queries without an answer."""
+        return len(self._open)
+
     async def metrics(self, *, compat: bool) -> bytes:
         """
         Raises:

@@ -163,8 +163,9 @@ class ProcessWorker:
             return error
         logger.error(
             "%s: from now on worker processes start with enforce_eager, which is slower; --enforce-eager starts so "
-            "without losing a worker first", error.message,
-        )  # fmt: skip
+            "without losing a worker first",
+            error.message,
+        )
         eager = msgspec.structs.replace(self._config.worker, enforce_eager=True)
         self._config = msgspec.structs.replace(self._config, worker=eager)
         gone = WorkerGone(error.message, fault=False)

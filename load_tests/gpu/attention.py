@@ -47,8 +47,11 @@ def skewed(device: torch.device, ceilings: Measured) -> Found:
     even = sum(lengths) // 32
     level, _ = _measured(device, [even - 1] * 32, [1] * 32)
     return {"ratio": uneven.median / level.median}, {
-        "us": uneven.median * 1e6, "even us": level.median * 1e6, "bytes": size, "runs": uneven.runs,
-    }  # fmt: skip
+        "us": uneven.median * 1e6,
+        "even us": level.median * 1e6,
+        "bytes": size,
+        "runs": uneven.runs,
+    }
 
 
 def prefill(device: torch.device, ceilings: Measured) -> Found:
@@ -118,11 +121,12 @@ def real_checks(operation: str, device: torch.device) -> list[Check]:
     size = SIZES["qwen3-8b"]
     return [
         Check(
-            operation, f"{name}, real shape",
+            operation,
+            f"{name}, real shape",
             _error(device, size.heads, size.kv_heads, size.head_dim, starts, counts) / LARGEST_ERROR,
         )
         for name, starts, counts in REAL.get(operation, ())
-    ]  # fmt: skip
+    ]
 
 
 def _error(device: torch.device, heads: int, kv_heads: int, dim: int, starts: list[int], counts: list[int]) -> float:

@@ -37,17 +37,22 @@ def beside_transformers(models: Models) -> Found:
                 theirs = generated(model, prompts_of(BATCH, CONTEXT, SIZES[name].vocab)[0], STEPS)
             gathered.found[part] = ours / theirs
             gathered.details[part] = {
-                "transformers tokens/s": theirs, "transformers runs": ROUNDS, "tokens/s": ours,
+                "transformers tokens/s": theirs,
+                "transformers runs": ROUNDS,
+                "tokens/s": ours,
                 **models.engine_details(name, 1),
-            }  # fmt: skip
+            }
     with gathered.part(part := f"{SHORT[LARGE]} generate_batch {BATCH}"):
         ours = BATCH / models.engine_step(LARGE, BATCH)
         with _loaded(models, LARGE) as model:
             rates, used = _ways(models, model, prompts_of(BATCH, CONTEXT, SIZES[LARGE].vocab))
         gathered.details[part] = {
-            "transformers tokens/s": rates, "transformers": used, "transformers runs": ROUNDS, "tokens/s": ours,
+            "transformers tokens/s": rates,
+            "transformers": used,
+            "transformers runs": ROUNDS,
+            "tokens/s": ours,
             **models.engine_details(LARGE, BATCH),
-        }  # fmt: skip
+        }
         if not rates:
             raise RuntimeError(f"none of its ways gave what was asked for: {used}")
         gathered.found[part] = ours / max(rates.values())
@@ -88,9 +93,13 @@ def generated(model: Any, prompt: Sequence[int], steps: int) -> float:
     def seconds(tokens: int) -> float:
         begin = time.perf_counter()
         written = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
             eos_token_id=None,
-        )  # fmt: skip
+        )
         written = written.cpu()  # when all of it is there
         taken = time.perf_counter() - begin
         if written.shape[1] != len(prompt) + tokens:
@@ -124,9 +133,10 @@ def batched(model: Any, prompts: list[list[int]], steps: int, settings: dict[str
     ) as manager:
         chosen = manager.continuous_batching_config
         used = {
-            "graphs": str(chosen.use_cuda_graph), "async": str(chosen.use_async_batching),
+            "graphs": str(chosen.use_cuda_graph),
+            "async": str(chosen.use_async_batching),
             "attention": model.config._attn_implementation,
-        }  # fmt: skip
+        }
         return rate_of(lambda tokens: answer_all(manager, prompts, tokens), len(prompts), steps), used
 
 

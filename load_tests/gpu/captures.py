@@ -20,5 +20,7 @@ def all_sizes(models: Models) -> Found:
         raise RuntimeError("there was no graph to capture")
     gib = again.bytes / 2**30
     return {"seconds": again.seconds, "GiB": gib}, {
-        "graphs": again.captured, "the first time s": first.seconds, "the first time GiB": first.bytes / 2**30,
-    }  # fmt: skip
+        "graphs": again.captured,
+        "the first time s": first.seconds,
+        "the first time GiB": first.bytes / 2**30,
+    }

@@ -7,11 +7,13 @@ where a profile disturbs no measure.
 behind `model:`.
 """
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -51,11 +53,15 @@ def begin(tasks: Iterable[str], device: torch.device, folder: Path) -> Processes
     environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1) | ALONE
     return {
         task: subprocess.Popen(
-            [sys.executable, "-m", __name__, task, device.type], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=environment, cwd=folder,
+            [sys.executable, "-m", __name__, task, device.type],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=folder,
         )
         for task in tasks
-    }  # fmt: skip
+    }
 
 
 def begin_models(names: Iterable[str], device: torch.device, folder: Path) -> Processes:
@@ -63,6 +69,21 @@ def begin_models(names: Iterable[str], device: torch.device, folder: Path) -> Pr
     for name in (names := tuple(names)):
         write_model(name, folder)
     return begin([MODEL + name for name in names], device, folder)
+
+
+def answers(module: str, device: torch.device, folder: Path, seconds: float) -> dict[str, Any]:
+    """The JSON that a module of this folder prints at its end; {"error": ...} where it broke or was late."""
+    environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1) | ALONE
+    running = subprocess.Popen(
+        [sys.executable, "-m", f"{__package__}.{module}", device.type],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=folder,
+    )
+    printed = _printed({module: running}, seconds)[module]
+    return {"error": printed.why} if isinstance(printed, Unfinished) else json.loads(printed)
 
 
 def results(running: Processes, seconds: float) -> dict[str, list[Check] | Unfinished]:

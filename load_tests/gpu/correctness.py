@@ -36,6 +36,16 @@ class Correctness(msgspec.Struct, frozen=True):
                 made.wrong[operation] = wrong
         return made
 
+    def joined(self, found: Mapping[str, list[Check] | Unfinished]) -> "Correctness":
+        """The right operations of these, and what was found of others later."""
+        later = Correctness.of(found)
+        return msgspec.structs.replace(later, worst={**{name: self.worst[name] for name in self.right}, **later.worst})
+
+    @property
+    def right(self) -> list[str]:
+        """Operations whose every case has the reference's numbers."""
+        return [operation for operation in self.worst if operation not in self.wrong]
+
     @property
     def whole(self) -> bool:
         """Everything was checked, and is right."""

@@ -18,9 +18,12 @@ LIMIT_SECONDS = 180.0
 def _drafting(kept: float) -> dict[str, Any]:
     """Drafts that cost next to nothing, of which as many are kept as is wanted."""
     return {
-        "method": "ngram", "num_speculative_tokens": DRAFTS, "adaptive": False,
-        "rejection_sample_method": "synthetic", "synthetic_acceptance_length": kept,
-    }  # fmt: skip
+        "method": "ngram",
+        "num_speculative_tokens": DRAFTS,
+        "adaptive": False,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": kept,
+    }
 
 
 def verified(models: Models) -> Found:
@@ -34,16 +37,21 @@ def verified(models: Models) -> Found:
         least = decode_seconds(size, BF16, models.roof(), batch=batch, context=CONTEXT + STEPS / 2)
         found[f"verify, batch {batch}"] = several / one
         details[f"verify, batch {batch}"] = {
-            "ms": several * 1e3, "one token ms": one * 1e3, "one token, roofline ms": least * 1e3,
-            "worker ms": several_step * 1e3, "one token, worker ms": step * 1e3,
-        }  # fmt: skip
+            "ms": several * 1e3,
+            "one token ms": one * 1e3,
+            "one token, roofline ms": least * 1e3,
+            "worker ms": several_step * 1e3,
+            "one token, worker ms": step * 1e3,
+        }
     spent = models.run(lambda: _answers(models), LIMIT_SECONDS)
     without, with_drafts = spent.rates
     found["speed-up, batch 1"] = spent.ratio
     details["speed-up, batch 1"] = {
-        "tokens/s": with_drafts, "without drafts tokens/s": without, "tokens kept": spent.acceptance_length,
+        "tokens/s": with_drafts,
+        "without drafts tokens/s": without,
+        "tokens kept": spent.acceptance_length,
         "step over one without": spent.step_ratio,
-    }  # fmt: skip
+    }
     return found, details
 
 

@@ -187,9 +187,16 @@ class Models:
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
             model = write_model(name, self._folder)
             self._engine_seconds[key] = through_engine(
-                model, settings, prompts, tokens, steps=STEPS, warm_up=WARM_UP_TOKENS, rounds=ROUNDS,
-                round_seconds=ROUND_SECONDS, limit=ENGINE_SECONDS,
-            )  # fmt: skip
+                model,
+                settings,
+                prompts,
+                tokens,
+                steps=STEPS,
+                warm_up=WARM_UP_TOKENS,
+                rounds=ROUNDS,
+                round_seconds=ROUND_SECONDS,
+                limit=ENGINE_SECONDS,
+            )
         return self._engine_seconds[key]
 
     def free(self) -> None:
@@ -215,9 +222,10 @@ class Models:
                 roof = self._roofline(name, batch, quantization, meanwhile=meanwhile)
                 gathered.found[part] = roof_frac(roof, seconds)
                 gathered.details[part] = {
-                    **self.engine_details(name, batch, quantization), "roofline ms": roof * 1e3,
+                    **self.engine_details(name, batch, quantization),
+                    "roofline ms": roof * 1e3,
                     "tokens/s": batch / seconds,
-                }  # fmt: skip
+                }
         return gathered.all()
 
     def tax(self, kernels: Mapping[str, int]) -> Found:
@@ -231,8 +239,11 @@ class Models:
             with gathered.part(short):
                 step, roof = self.worker_step(name, 1), self._roofline(name, 1)
                 gathered.details[short] = {
-                    "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, "roofline ms": roof * 1e3, "steps": STEPS,
-                }  # fmt: skip
+                    "ms": step.bare * 1e3,
+                    "worker ms": step.seconds * 1e3,
+                    "roofline ms": roof * 1e3,
+                    "steps": STEPS,
+                }
                 if name not in kernels:
                     raise RuntimeError("its kernels were not counted")
                 gathered.found[short] = kernel_tax_us(roof, step.bare, kernels[name])
@@ -248,8 +259,10 @@ class Models:
                     step, engine = self.worker_step(name, batch), self.engine_step(name, batch)
                     gathered.found[part] = engine / step.bare
                     gathered.details[part] = {
-                        "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, **self.engine_details(name, batch),
-                    }  # fmt: skip
+                        "ms": step.bare * 1e3,
+                        "worker ms": step.seconds * 1e3,
+                        **self.engine_details(name, batch),
+                    }
         return gathered.all()
 
     def http(self) -> Found:
@@ -268,9 +281,14 @@ class Models:
         model, tokens = write_model(name, self._folder), tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
         settings = self.settings_of(batch, CONTEXT + tokens + 8)
         plan = plan_server(
-            "troupellm", model=model, peers=self._folder, link=link_package(self._folder / "import"), threads=4,
-            sequences=batch, length=settings["max_model_len"],
-        )  # fmt: skip
+            "troupellm",
+            model=model,
+            peers=self._folder,
+            link=link_package(self._folder / "import"),
+            threads=4,
+            sequences=batch,
+            length=settings["max_model_len"],
+        )
         flags = flags_of(settings, "dtype", "device", "load_format", "block_size", *filling(0))
         flags += ["--max-num-queued-reqs", str(batch), "--cudagraph-capture-sizes", str(batch)]
         plan.command.extend(flags)
@@ -292,8 +310,9 @@ class Models:
                     begin = time.perf_counter()
                     llm.generate(
                         [{"prompt_token_ids": prompt}],
-                        SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), use_tqdm=False,
-                    )  # fmt: skip
+                        SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
+                        use_tqdm=False,
+                    )
                     times.append(time.perf_counter() - begin)
                 least = prefill_seconds(SIZES[LARGE], BF16, self._ceilings.roof("bfloat16"), tokens=tokens)
                 found[name], details[name] = least / sorted(times[1:])[1], {"ms": sorted(times[1:])[1] * 1e3}

@@ -5,6 +5,9 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+from troupellm.load_tests.client.client import Target
+from troupellm.load_tests.client.driver import drive
+from troupellm.load_tests.client.records import SampleRequest
 from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.engines import random_tokens
 from troupellm.load_tests.gpu.gathered import Found
@@ -13,9 +16,6 @@ from troupellm.load_tests.peers.process import ContestantError
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import ServerPlan, plan_server
 from troupellm.load_tests.roofline import BF16, SIZES, prefill_seconds
-from troupellm.load_tests.serve.client import Target
-from troupellm.load_tests.serve.driver import drive
-from troupellm.load_tests.serve.records import SampleRequest
 
 PROMPTS = {"128": 128, "1k": 1024, "8k": 8192}
 ROUNDS = 7
@@ -47,9 +47,14 @@ def _plan(models: Models) -> ServerPlan:
     longest = max(PROMPTS.values()) + 16
     settings = models.serving(LARGE, 1, longest)
     plan = plan_server(
-        "troupellm", model=settings["model"], peers=models.folder, link=link_package(models.folder / "import"),
-        threads=4, sequences=1, length=longest,
-    )  # fmt: skip
+        "troupellm",
+        model=settings["model"],
+        peers=models.folder,
+        link=link_package(models.folder / "import"),
+        threads=4,
+        sequences=1,
+        length=longest,
+    )
     for name in settings.keys() - TOLD:
         value = settings[name]
         values = value if isinstance(value, tuple) else (value,)

@@ -44,21 +44,27 @@ def while_prompts_come(models: Models) -> Found:
     size, roof = SIZES[LARGE], models.roof()
     step = decode_seconds(size, BF16, roof, batch=STREAMS, context=CONTEXT)
     return found, {
-        "p50 ms": middle * 1e3, "p99 ms": late * 1e3, "step, roofline ms": step * 1e3, "tokens of a chunk": CHUNK,
+        "p50 ms": middle * 1e3,
+        "p99 ms": late * 1e3,
+        "step, roofline ms": step * 1e3,
+        "tokens of a chunk": CHUNK,
         "first token ms": median(chunked.first_tokens) * 1e3,
         "first token of whole prompts ms": median(whole.first_tokens) * 1e3,
         "prompt, roofline ms": prefill_seconds(size, BF16, roof, tokens=PROMPT) * 1e3,
         "p99 / p50 of whole prompts": _percentiles(whole.gaps)[1] / _percentiles(whole.gaps)[0],
-    }  # fmt: skip
+    }
 
 
 def _under(models: Models, chunk: int) -> Load:
     length = max(CONTEXT + LONGEST_ANSWER, PROMPT) + 16
     blocks = (STREAMS * (CONTEXT + LONGEST_ANSWER // 2) + 2 * PROMPT) // 16  # streams end early
     more = {
-        "max_num_batched_tokens": PROMPT + STREAMS, "max_num_prefill_tokens": chunk, "itl_target_ms": 0.0,
-        "num_gpu_blocks_override": blocks, "cudagraph_capture_sizes": (STREAMS,),
-    }  # fmt: skip
+        "max_num_batched_tokens": PROMPT + STREAMS,
+        "max_num_prefill_tokens": chunk,
+        "itl_target_ms": 0.0,
+        "num_gpu_blocks_override": blocks,
+        "cudagraph_capture_sizes": (STREAMS,),
+    }
     settings = models.serving(LARGE, STREAMS + 2, length, **more)
 
     async def measure() -> Load:

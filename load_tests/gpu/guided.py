@@ -3,10 +3,10 @@
 from statistics import median
 from typing import Any
 
+from troupellm.load_tests.bench.guide import Ratio, ratio_of
 from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.engines import opened
 from troupellm.load_tests.gpu.gathered import Found
-from troupellm.load_tests.guide.command import Ratio, ratio_of
 
 BATCHES = (1, 32)
 ANSWER, ROUNDS = 192, 5
@@ -36,6 +36,10 @@ def _details(ratio: Ratio) -> dict[str, Any]:
     guided, plain = median(ratio.guided), median(ratio.plain)
     at_once, without = median(ratio.guided_pieces), median(ratio.plain_pieces)
     return {
-        "ms": guided * 1e3, "without ms": plain * 1e3, "runs": len(ratio.guided), "tokens at once": at_once,
-        "without, tokens at once": without, "step over one without": guided * at_once / (plain * without),
-    }  # fmt: skip
+        "ms": guided * 1e3,
+        "without ms": plain * 1e3,
+        "runs": len(ratio.guided),
+        "tokens at once": at_once,
+        "without, tokens at once": without,
+        "step over one without": guided * at_once / (plain * without),
+    }

@@ -43,8 +43,10 @@ def idle_shares(models: Models) -> Found:
         span = worked[-1][1] - worked[0][0]
         found[SHORT[name]] = idle_share(worked, WITHIN)
         details[SHORT[name]] = {
-            "ms": span * 1e3, "kernels and copies": len(worked), "with gaps within steps": idle_share(worked, 0.0),
-        }  # fmt: skip
+            "ms": span * 1e3,
+            "kernels and copies": len(worked),
+            "with gaps within steps": idle_share(worked, 0.0),
+        }
     return found, details
 
 

@@ -30,6 +30,8 @@ def cache_share(models: Models) -> Found:
     held = ready.num_blocks * ready.block_size * SIZES[LARGE].kv_numbers * 2
     free = before - ready.weight_bytes
     return {"share": held / free}, {
-        "cache GiB": held / 2**30, "free GiB": free / 2**30, "still free GiB": left / 2**30,
+        "cache GiB": held / 2**30,
+        "free GiB": free / 2**30,
+        "still free GiB": left / 2**30,
         "cache tokens": ready.num_blocks * ready.block_size,
-    }  # fmt: skip
+    }

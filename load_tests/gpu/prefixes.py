@@ -35,9 +35,11 @@ def hit(models: Models) -> Found:
     cold, warm, found = models.run(measure, LIMIT_SECONDS)
     least = prefill_seconds(SIZES[LARGE], BF16, models.roof(), tokens=tokens)
     return {"ratio": median(warm) / median(cold)}, {
-        "cold ms": median(cold) * 1e3, "cached ms": median(warm) * 1e3, "cold roofline ms": least * 1e3,
+        "cold ms": median(cold) * 1e3,
+        "cached ms": median(warm) * 1e3,
+        "cold roofline ms": least * 1e3,
         "cached tokens": found,
-    }  # fmt: skip
+    }
 
 
 def common(models: Models) -> Found:
@@ -54,6 +56,8 @@ def common(models: Models) -> Found:
     alone = decode_seconds(size, BF16, roof, batch=READERS, context=own + STEPS / 2)
     apart = decode_seconds(size, BF16, roof, batch=READERS, context=prefix + own + STEPS / 2)
     return {"ratio": seconds[prefix] / seconds[0]}, {
-        "ms": seconds[prefix] * 1e3, "without ms": seconds[0] * 1e3, "without, roofline ms": alone * 1e3,
+        "ms": seconds[prefix] * 1e3,
+        "without ms": seconds[0] * 1e3,
+        "without, roofline ms": alone * 1e3,
         "read by each, roofline ms": apart * 1e3,
-    }  # fmt: skip
+    }

@@ -5,8 +5,8 @@ from typing import Any
 
 from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.gathered import Found
-from troupellm.load_tests.offload.restore import Restored, restore
-from troupellm.load_tests.offload.throughput import Load, Rates, throughput
+from troupellm.load_tests.kv_cache.restore import Restored, restore
+from troupellm.load_tests.kv_cache.throughput import Load, Rates, throughput
 from troupellm.load_tests.roofline import SIZES
 
 PREFIX, ROUNDS = 8192, 5
@@ -43,8 +43,14 @@ def from_host(models: Models) -> Found:
     rate = min(restored.tokens_restored) * token_bytes / seconds
     kept = median(on / off for on, off in zip(rates.on, rates.off, strict=True))
     return {"restored": rate / copy, "lost": 1 - kept}, {
-        "GB/s": rate / 1e9, "pinned copy GB/s": copy / 1e9, "restored ms": median(restored.restored) * 1e3,
-        "on the device ms": median(restored.held) * 1e3, "computed ms": median(restored.computed) * 1e3,
-        "tokens restored": min(restored.tokens_restored), "tokens/s on": median(rates.on),
-        "tokens/s off": median(rates.off), "blocks stored": rates.stored_blocks, "tokens hit": rates.hit_tokens,
-    }  # fmt: skip
+        "GB/s": rate / 1e9,
+        "pinned copy GB/s": copy / 1e9,
+        "restored ms": median(restored.restored) * 1e3,
+        "on the device ms": median(restored.held) * 1e3,
+        "computed ms": median(restored.computed) * 1e3,
+        "tokens restored": min(restored.tokens_restored),
+        "tokens/s on": median(rates.on),
+        "tokens/s off": median(rates.off),
+        "blocks stored": rates.stored_blocks,
+        "tokens hit": rates.hit_tokens,
+    }

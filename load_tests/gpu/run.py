@@ -1,8 +1,9 @@
-"""The GPU's goals on a bare machine without a network, from the repository's root:
+r"""The GPU's goals on a bare machine without a network, from the repository's root:
 
     python3 -m pip install --no-index --no-deps --target .whl/site .whl/*.whl    # what the machine lacks; see wheels.py
     set -o pipefail
-    PYTHONPATH=.whl/site python3 load_tests/gpu/run.py --result-json "$OUT/gpu.json" 2>&1 | tee "$OUT/log"
+    PYTHONPATH=.whl/site python3 load_tests/gpu/run.py --hour --after gpu.json \
+        --result-json "$OUT/gpu.json" --page "$OUT/gpu.md" 2>&1 | tee "$OUT/log"
 
 OUT is a folder that outlives the machine. Correctness at real shapes first, then the device's ceilings, then goal by
 goal. Findings are printed and written after each of them, so that a time-out loses none; goals without time

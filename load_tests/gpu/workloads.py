@@ -108,6 +108,10 @@ def _run(
 def _details(lengths: Lengths, least: float, ran: Ran) -> dict[str, Any]:
     tokens = sum(answer for _, answer in lengths)
     return {
-        "requests": len(lengths), "roofline s": least, "s": ran.seconds, "tokens/s": tokens / ran.seconds,
-        "roofline tokens/s": tokens / least, **msgspec.structs.asdict(ran),
-    }  # fmt: skip
+        "requests": len(lengths),
+        "roofline s": least,
+        "s": ran.seconds,
+        "tokens/s": tokens / ran.seconds,
+        "roofline tokens/s": tokens / least,
+        **msgspec.structs.asdict(ran),
+    }

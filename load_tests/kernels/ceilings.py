@@ -103,12 +103,14 @@ def _measure_cuda(device: torch.device, seconds: float) -> Measured:
     out = torch.empty_like(left)
     operations = 2 * CUDA_SIDE**3
     product = operations / measure(lambda _: torch.mm(left, right, out=out), device, seconds).least
-    more, failed = measured_one_by_one({
-        "gemm_fp8": lambda: _fp8_rate(left, right, operations, device, seconds),
-        "empty_kernel": lambda: empty_kernel_seconds(device, seconds),
-        "to_device": lambda: _transfer(device, seconds, up=True),
-        "to_host": lambda: _transfer(device, seconds, up=False),
-    })  # fmt: skip
+    more, failed = measured_one_by_one(
+        {
+            "gemm_fp8": lambda: _fp8_rate(left, right, operations, device, seconds),
+            "empty_kernel": lambda: empty_kernel_seconds(device, seconds),
+            "to_device": lambda: _transfer(device, seconds, up=True),
+            "to_host": lambda: _transfer(device, seconds, up=False),
+        }
+    )
     name = torch.cuda.get_device_name(device)
     return Measured(device=name, read=read, copy=copy, gemm_bfloat16=product, failed=failed, **more)
 
@@ -166,3 +168,16 @@ def _transfer(device: torch.device, seconds: float, *, up: bool) -> float:
         spent += time.perf_counter() - begin
         moved += host.numel()
     return moved / spent
+
+
+def ceiling_text(ceilings: Measured) -> str:
+    parts = [f"reads {ceilings.read / 1e9:.1f} GB/s", f"copies {ceilings.copy / 1e9:.1f} GB/s"]
+    for name in ("float32", "bfloat16", "int8", "fp8"):
+        rate = getattr(ceilings, f"gemm_{name}")
+        if rate:
+            parts.append(f"{name} products {rate / 1e9:.0f} G/s")
+    if ceilings.empty_kernel:
+        parts.append(f"an empty kernel {ceilings.empty_kernel * 1e6:.2f} us")
+        parts.append(f"to and from the device {ceilings.to_device / 1e9:.1f} and {ceilings.to_host / 1e9:.1f} GB/s")
+    parts += [f"{name} was not measured ({why})" for name, why in ceilings.failed.items()]
+    return f"{ceilings.device}: " + ", ".join(parts)

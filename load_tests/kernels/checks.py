@@ -156,9 +156,13 @@ def _attention(device: str, *, decoding: bool) -> Iterator[Outcome]:
 
 
 def _on_device(
-    name: str, case: attention_cases.Case, tables: Tensor, inputs: tuple[Tensor, Tensor, Tensor],
-    sinks: Tensor | None, scale: float,
-) -> Tensor:  # fmt: skip
+    name: str,
+    case: attention_cases.Case,
+    tables: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    sinks: Tensor | None,
+    scale: float,
+) -> Tensor:
     from troupellm.kernels.paged_attention import triton_launch
     from troupellm.kernels.paged_attention.device_cases import shape_of
     from troupellm.kernels.paged_attention.device_plan import DevicePlan
@@ -166,9 +170,12 @@ def _on_device(
     device = torch.device(name)
     query, keys, values = (tensor.to(device) for tensor in inputs)
     plan = DevicePlan.from_host(
-        tables.numpy(), np.asarray(case.starts), np.asarray(case.counts), device=device,
+        tables.numpy(),
+        np.asarray(case.starts),
+        np.asarray(case.counts),
+        device=device,
         shape=shape_of(case, keys.dtype),
-    )  # fmt: skip
+    )
     out = torch.empty_like(query)
     there = None if sinks is None else sinks.to(device)
     triton_launch.run(query, (keys, values), plan, scale, out, softcap=case.softcap, sinks=there)

@@ -49,9 +49,12 @@ def experts(shapes: Shapes, batch: int) -> Iterator[Work]:
     weights, ids = route(logits, Routing(top_k=size.active_experts, renormalize=True))
     used = len(set(ids.flatten().tolist()))
     yield Work(
-        f"experts {batch} rows, {used} used", lambda _: fused_moe(x, weights, ids, packed), size=used * one,
-        flops=2 * batch * size.active_experts * 3 * inner * size.hidden, kind=shapes.kind,
-    )  # fmt: skip
+        f"experts {batch} rows, {used} used",
+        lambda _: fused_moe(x, weights, ids, packed),
+        size=used * one,
+        flops=2 * batch * size.active_experts * 3 * inner * size.hidden,
+        kind=shapes.kind,
+    )
 
 
 def latent(shapes: Shapes, batch: int) -> Iterator[Work]:
@@ -59,9 +62,7 @@ def latent(shapes: Shapes, batch: int) -> Iterator[Work]:
     heads, context, width = shapes.size.heads, shapes.context, LATENT + ROTATED
     blocks = -(-context // BLOCK_SIZE)
     size = batch * context * width * shapes.width
-    cached = [
-        shapes.random(batch * blocks, 1, BLOCK_SIZE, width) for _ in range(max(2, min(4, shapes.copies(size))))
-    ]  # fmt: skip
+    cached = [shapes.random(batch * blocks, 1, BLOCK_SIZE, width) for _ in range(max(2, min(4, shapes.copies(size))))]
     key_weight, value_weight = shapes.random(heads, PLAIN, LATENT), shapes.random(heads, VALUE, LATENT)
     query, plan = shapes.random(batch, heads, PLAIN + ROTATED), _latent_plan(shapes, batch, blocks)
     scale = (PLAIN + ROTATED) ** -0.5
@@ -82,9 +83,7 @@ def _latent_plan(shapes: Shapes, batch: int, blocks: int) -> Plan:
         return AttentionPlan(tables, starts, counts, block_size=BLOCK_SIZE, num_kv_heads=1)
     from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
 
-    shape = AttentionShape(
-        shapes.size.heads, 1, LATENT + ROTATED, BLOCK_SIZE, kv_dtype=shapes.dtype, latent=LATENT
-    )  # fmt: skip
+    shape = AttentionShape(shapes.size.heads, 1, LATENT + ROTATED, BLOCK_SIZE, kv_dtype=shapes.dtype, latent=LATENT)
     return DevicePlan.from_host(tables, starts, counts, shape=shape, device=shapes.device)
 
 

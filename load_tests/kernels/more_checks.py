@@ -49,9 +49,14 @@ def _attention(case: attention_cases.Case, device: str, codes: torch.dtype | Non
         keys, values = (device_cases.poisoned_cache(cache, codes) for cache in (keys, values))
     plain = [cache if codes is None else decode(cache, torch.float32) for cache in (keys, values)]
     expected = paged_attention_reference(
-        query, plain[0], plain[1], plan.block_tables, attention_cases.all_items(case), scale=scale,
+        query,
+        plain[0],
+        plain[1],
+        plan.block_tables,
+        attention_cases.all_items(case),
+        scale=scale,
         softcap=case.softcap,
-    )  # fmt: skip
+    )
     if device == "cpu":
         got = paged_attention(query, keys, values, plan, scale, softcap=case.softcap)
     else:
@@ -76,9 +81,13 @@ def latent(device: str) -> Iterator[Outcome]:
         parts, plan = (made.query, made.cache, made.key_weight, made.value_weight), made.plan
         query, cache, key_weight, value_weight = (part.to(device) for part in parts)
         got = mla_attention(
-            query, cache, plan if device == "cpu" else _latent_plan(case, made, device), key_weight, value_weight,
+            query,
+            cache,
+            plan if device == "cpu" else _latent_plan(case, made, device),
+            key_weight,
+            value_weight,
             made.scale,
-        )  # fmt: skip
+        )
         yield Outcome(case.name, got, expected, mla_cases.TOLERANCES[case.dtype])
 
 
@@ -89,9 +98,12 @@ def _latent_plan(case: mla_cases.Case, made: mla_cases.Inputs, device: str) -> P
         case.heads, 1, case.latent + case.rotated, case.block_size, kv_dtype=made.cache.dtype, latent=case.latent
     )
     return DevicePlan.from_host(
-        made.plan.block_tables.numpy(), np.array(case.contexts), np.array(case.counts), shape=shape,
+        made.plan.block_tables.numpy(),
+        np.array(case.contexts),
+        np.array(case.counts),
+        shape=shape,
         device=torch.device(device),
-    )  # fmt: skip
+    )
 
 
 def coded_products(device: str) -> Iterator[Outcome]:

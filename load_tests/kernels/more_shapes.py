@@ -85,9 +85,12 @@ def _grouped_linear(shapes: Shapes, batch: int) -> Iterator[Work]:
 
     moved = size + batch * (hidden + 2 * RANK) * shapes.width
     yield Work(
-        f"{groups} adapters, {batch}x{hidden}x{RANK}", run, size=moved, flops=2 * batch * hidden * RANK,
+        f"{groups} adapters, {batch}x{hidden}x{RANK}",
+        run,
+        size=moved,
+        flops=2 * batch * hidden * RANK,
         kind=shapes.kind,
-    )  # fmt: skip
+    )
 
 
 def _logits(shapes: Shapes, batch: int) -> list[Tensor]:
@@ -131,9 +134,12 @@ def _chosen_logprobs(shapes: Shapes, batch: int) -> Iterator[Work]:
     vocab, logits = shapes.size.vocab, _logits(shapes, batch)
     chosen = torch.arange(batch, device=shapes.device)
     yield Work(
-        f"log-probabilities {batch}x{vocab}", lambda number: chosen_logprobs(logits[number % len(logits)], chosen)[0],
-        size=4 * batch * vocab, flops=0.0, kind="float32",
-    )  # fmt: skip
+        f"log-probabilities {batch}x{vocab}",
+        lambda number: chosen_logprobs(logits[number % len(logits)], chosen)[0],
+        size=4 * batch * vocab,
+        flops=0.0,
+        kind="float32",
+    )
 
 
 def _step_begin(shapes: Shapes, batch: int) -> Iterator[Work]:
@@ -145,9 +151,17 @@ def _step_begin(shapes: Shapes, batch: int) -> Iterator[Work]:
 
     def run(_: int) -> Tensor:
         return begin(
-            slots, ends, None, texts, tables, turns, queries=1, block_size=BLOCK_SIZE, kv_heads=size.kv_heads,
+            slots,
+            ends,
+            None,
+            texts,
+            tables,
+            turns,
+            queries=1,
+            block_size=BLOCK_SIZE,
+            kv_heads=size.kv_heads,
             scratch=batch,
-        ).tables  # fmt: skip
+        ).tables
 
     moved = batch * 2 * (4 * width + shapes.width * size.head_dim)
     yield Work(f"begin of a step {batch}x{shapes.context}", run, size=moved, flops=0.0, kind="int32")

@@ -121,9 +121,12 @@ class Shapes:
         size = batch * columns * self.width
         inputs = [self.random(batch, columns) for _ in range(self.copies(size))]
         yield Work(
-            f"{name} {batch}x{columns}", lambda number: run(inputs[number % len(inputs)]), size=size * moved, flops=0.0,
+            f"{name} {batch}x{columns}",
+            lambda number: run(inputs[number % len(inputs)]),
+            size=size * moved,
+            flops=0.0,
             kind=self.kind,
-        )  # fmt: skip
+        )
 
     def _rms_norm(self, batch: int) -> Iterator[Work]:
         weight = self.random(self.size.hidden)
@@ -190,9 +193,13 @@ class Shapes:
         yield Work(name, run, size=traffic, flops=4 * size.heads * size.head_dim * pairs, kind=self.kind)
 
     def _attend(
-        self, query: Tensor, caches: list[tuple[Tensor, Tensor]], tables: NDArray[np.int32], starts: NDArray[Any],
+        self,
+        query: Tensor,
+        caches: list[tuple[Tensor, Tensor]],
+        tables: NDArray[np.int32],
+        starts: NDArray[Any],
         counts: NDArray[Any],
-    ) -> Callable[[int], Tensor]:  # fmt: skip
+    ) -> Callable[[int], Tensor]:
         size, scale = self.size, self.size.head_dim**-0.5
         if self.device.type == "cpu":
             plan = AttentionPlan(tables, starts, counts, block_size=BLOCK_SIZE, num_kv_heads=size.kv_heads)
@@ -213,15 +220,16 @@ class Shapes:
     def _sampling(self, batch: int) -> Iterator[Work]:
         """Plain draws: no list is sorted, and the noise is made on the way."""
         size = 4 * batch * self.size.vocab
-        logits = [
-            torch.randn(batch, self.size.vocab, device=self.device) for _ in range(min(8, self.copies(size)))
-        ]  # fmt: skip
+        logits = [torch.randn(batch, self.size.vocab, device=self.device) for _ in range(min(8, self.copies(size)))]
         keys = position_keys(torch.full((batch,), stream_key(1, 0)), torch.arange(batch)).to(self.device)
         codes = token_codes(self.size.vocab, self.device)
         yield Work(
-            f"draw {batch}x{self.size.vocab}", lambda number: draw(logits[number % len(logits)], keys, codes),
-            size=size, flops=0.0, kind="float32",
-        )  # fmt: skip
+            f"draw {batch}x{self.size.vocab}",
+            lambda number: draw(logits[number % len(logits)], keys, codes),
+            size=size,
+            flops=0.0,
+            kind="float32",
+        )
 
     def _fused_moe(self, batch: int) -> Iterator[Work]:
         """One layer's experts, for models that have them; uniform routing."""
@@ -235,6 +243,9 @@ class Shapes:
         weights, ids = route(logits, Routing(top_k=size.active_experts, renormalize=True))
         used, one = len(set(ids.flatten().tolist())), 3 * inner * size.hidden
         yield Work(
-            f"experts {batch} rows, {used} used", lambda _: fused_moe(x, weights, ids, experts),
-            size=used * one * self.width, flops=2 * batch * size.active_experts * one, kind=self.kind,
-        )  # fmt: skip
+            f"experts {batch} rows, {used} used",
+            lambda _: fused_moe(x, weights, ids, experts),
+            size=used * one * self.width,
+            flops=2 * batch * size.active_experts * one,
+            kind=self.kind,
+        )

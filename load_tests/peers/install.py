@@ -96,8 +96,10 @@ def install_llama(environment: Environment) -> None:
     environment.pip("install", "-q", "--no-build-isolation", *without, str(tree))
     package = subprocess.run(
         [str(environment.python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     libraries = Path(package.stdout.strip()) / "llama_cpp" / "lib"
     if not libraries.is_symlink():
         shutil.rmtree(libraries, ignore_errors=True)
@@ -131,9 +133,12 @@ def main() -> int:
     failed = []
     for name in args.peers or PEERS:
         environment = Environment(
-            args.folder.absolute() / name, jobs=args.jobs, torch_index=args.torch_index, wheels=args.wheels,
+            args.folder.absolute() / name,
+            jobs=args.jobs,
+            torch_index=args.torch_index,
+            wheels=args.wheels,
             compiler_flags=WITHOUT_AMX if args.without_amx else "",
-        )  # fmt: skip
+        )
         if (environment.folder / MARK).exists():
             continue
         print(f"{name}: installing into {environment.folder}", flush=True)

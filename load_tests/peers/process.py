@@ -50,9 +50,15 @@ class Contestant:
         self._log = log
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True,
-                start_new_session=True, cwd=log.parent,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                text=True,
+                start_new_session=True,
+                cwd=log.parent,
+            )
         self._lines: queue.Queue[str] = queue.Queue(maxsize=4)
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
         self._reader.start()

@@ -15,22 +15,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
-from troupellm.load_tests.offline.cells import Cell
-from troupellm.load_tests.offline.command import processor
+from troupellm.load_tests.client.client import Target
+from troupellm.load_tests.client.driver import drive
+from troupellm.load_tests.client.records import SampleRequest
+from troupellm.load_tests.contestants.workload import turns
+from troupellm.load_tests.peers.cells import Cell
 from troupellm.load_tests.peers.checkpoints import model_for
-from troupellm.load_tests.peers.environments import SIDES, TROUPE, environment_of, link_package, python_of
+from troupellm.load_tests.peers.environments import SIDES, TROUPE, environment_of, link_package, processor, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import RIVALS, SERVERS, home_of, plan_server
 from troupellm.load_tests.random_model import SHAPES
-from troupellm.load_tests.serve.client import Target
-from troupellm.load_tests.serve.driver import drive
-from troupellm.load_tests.serve.records import SampleRequest
-from troupellm.load_tests.throughput.command import turns
 
 START_SECONDS = 900.0
 RUN_SECONDS = 900.0
@@ -119,9 +117,14 @@ class PeerBench:
         try:
             model = model_for(home_of(name), "fp32", config, self._work, self._converter)
             plan = plan_server(
-                name, model=model, peers=Path(args.peers_dir), link=self._link, threads=self._threads,
-                sequences=args.streams, length=-(-(args.random_input_len + args.random_output_len + 1) // 64) * 64,
-            )  # fmt: skip
+                name,
+                model=model,
+                peers=Path(args.peers_dir),
+                link=self._link,
+                threads=self._threads,
+                sequences=args.streams,
+                length=-(-(args.random_input_len + args.random_output_len + 1) // 64) * 64,
+            )
             server = ServerProcess(plan, self._work / f"server-{name}.log")
         except ContestantError as error:
             self.failures.append(f"{config}: {error}")
@@ -147,9 +150,7 @@ class PeerBench:
         command = [str(python), "-m", f"{sides}.loop", f"{sides}.{SIDES[name]}"]
         return Contestant(name, command, environment=environment, log=self._work / f"{name}.log")
 
-    def _turn(
-        self, name: str, config: str, number: int, servers: dict[str, ServerProcess], measured: Measured
-    ) -> None:  # fmt: skip
+    def _turn(self, name: str, config: str, number: int, servers: dict[str, ServerProcess], measured: Measured) -> None:
         """Round 0 warms up. A server that fails is out, with what was measured of it before."""
         server, args = servers[name], self._args
         try:
@@ -201,9 +202,7 @@ async def _load(server: ServerProcess, samples: list[SampleRequest], concurrency
         ContestantError: a request failed, or was answered with another number of tokens.
     """
     body: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, **server.plan.body}
-    target = Target.make(
-        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model="model", body=body, timeout=RUN_SECONDS
-    )
+    target = Target.completions(server.url, model="model", body=body, timeout=RUN_SECONDS)
     result = await drive(
         target, samples, [0.0] * len(samples), max_concurrency=concurrency, ignore_eos=True, time_limit=RUN_SECONDS
     )

@@ -25,9 +25,14 @@ class ServerProcess:
         self.plan, self._log = plan, log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                plan.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=plan.environment,
-                cwd=log.parent, start_new_session=True,
-            )  # fmt: skip
+                plan.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=plan.environment,
+                cwd=log.parent,
+                start_new_session=True,
+            )
 
     @property
     def url(self) -> str:

@@ -84,9 +84,16 @@ class Arms:
     """The engines: open while they are measured."""
 
     def __init__(
-        self, folder: Path | None, speculative: dict[str, Any], *, batch: int, longest: int, threads: int | None,
-        embedded: bool, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path | None,
+        speculative: dict[str, Any],
+        *,
+        batch: int,
+        longest: int,
+        threads: int | None,
+        embedded: bool,
+        **more: Any,
+    ) -> None:
         """
         Args:
             folder: None is the built-in model.
@@ -121,9 +128,13 @@ class Arms:
         await self._stack.aclose()
 
     async def measure(
-        self, name: str, questions: Sequence[Question] | Callable[[int], Sequence[Question]], *, rounds: int,
+        self,
+        name: str,
+        questions: Sequence[Question] | Callable[[int], Sequence[Question]],
+        *,
+        rounds: int,
         batch: int = 1,
-    ) -> Measured:  # fmt: skip
+    ) -> Measured:
         """Round 0 warms up; then each engine begins every other round.
 
         Args:

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 
+from troupellm.load_tests.client.client import Target
+from troupellm.load_tests.client.driver import drive
+from troupellm.load_tests.client.records import SampleRequest
 from troupellm.load_tests.peers.process import ContestantError
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import ServerPlan
-from troupellm.load_tests.serve.client import Target
-from troupellm.load_tests.serve.driver import drive
-from troupellm.load_tests.serve.records import SampleRequest
 from troupellm.protocol.params.sampling import SamplingParams
 
 START_SECONDS, RUN_SECONDS = 600.0, 900.0
@@ -32,8 +31,10 @@ SPARE_STEPS = 4
 def filling(step_tokens: int) -> dict[str, Any]:
     """Settings with which prompts fill a step, on every device and beside every reader."""
     return {
-        "max_num_batched_tokens": step_tokens, "max_num_prefill_tokens": step_tokens, "itl_target_ms": 0.0,
-    }  # fmt: skip
+        "max_num_batched_tokens": step_tokens,
+        "max_num_prefill_tokens": step_tokens,
+        "itl_target_ms": 0.0,
+    }
 
 
 def prefill_steps(batch: int, context: int, step_tokens: int) -> int:
@@ -93,9 +94,17 @@ def steady_step_seconds(answers: Sequence[Arrivals]) -> float:
 
 
 def through_engine(
-    model: Path, settings: dict[str, Any], prompts: list[list[int]], tokens: int, *, steps: int, warm_up: int = 0,
-    rounds: int = 1, round_seconds: float = 0.0, limit: float = START_SECONDS + RUN_SECONDS,
-) -> list[float]:  # fmt: skip
+    model: Path,
+    settings: dict[str, Any],
+    prompts: list[list[int]],
+    tokens: int,
+    *,
+    steps: int,
+    warm_up: int = 0,
+    rounds: int = 1,
+    round_seconds: float = 0.0,
+    limit: float = START_SECONDS + RUN_SECONDS,
+) -> list[float]:
     """Embedded, the model on a thread, every reader woken at every step. Seconds of a step, of each round.
 
     Args:
@@ -166,9 +175,7 @@ def through_http(plan: ServerPlan, log: Path, prompts: list[list[int]], tokens: 
 
 async def _read_all(server: ServerProcess, prompts: list[list[int]], tokens: int) -> list[Arrivals]:
     body = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
-    target = Target.make(
-        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model="model", body=body, timeout=RUN_SECONDS
-    )
+    target = Target.completions(server.url, model="model", body=body, timeout=RUN_SECONDS)
     samples = [SampleRequest(prompt=prompt, output_len=tokens) for prompt in prompts]
     result = await drive(target, samples, [0.0] * len(samples), ignore_eos=True, time_limit=RUN_SECONDS)
     if failed := [record.error for record in result.records if not record.ok]:

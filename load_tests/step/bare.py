@@ -67,9 +67,14 @@ class BareWorker:
         common = shared // self._block_size
         own = range(common + row * width, common + (row + 1) * width)
         return NewRow(
-            row=row, epoch=self._step, request_id=str(row), token_ids=tokens, num_prompt_tokens=len(tokens) // 4,
-            sampling=SamplingState(temperature=0.0), blocks=((*range(common), *own),),
-        )  # fmt: skip
+            row=row,
+            epoch=self._step,
+            request_id=str(row),
+            token_ids=tokens,
+            num_prompt_tokens=len(tokens) // 4,
+            sampling=SamplingState(temperature=0.0),
+            blocks=((*range(common), *own),),
+        )
 
     def _run(
         self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...], freed_rows: tuple[int, ...]
@@ -89,9 +94,15 @@ class BareWorker:
         self._epochs |= {row.row: row.epoch for row in new}
         epochs = tuple(self._epochs[row] for row in rows)
         return StepPlan(
-            step=self._step, engine_epoch=0, rows=rows, epochs=epochs, starts=(start,) * len(rows),
-            counts=(count,) * len(rows), new_rows=new, freed_rows=freed_rows,
-        )  # fmt: skip
+            step=self._step,
+            engine_epoch=0,
+            rows=rows,
+            epochs=epochs,
+            starts=(start,) * len(rows),
+            counts=(count,) * len(rows),
+            new_rows=new,
+            freed_rows=freed_rows,
+        )
 
     def decode(self, steps: int, around: Around = nullcontext) -> list[float]:
         """Seconds from one step's result to the next one's, two steps under way at any time.

@@ -40,8 +40,16 @@ class Cell(msgspec.Struct, frozen=True):
         return self.all_threads / self.one_thread
 
 
-def run(model: str, counts: Sequence[int], batches: Sequence[int], *, steps: int, repeats: int,
-        batch_invariant: bool, result: str | None) -> int:  # fmt: skip
+def run(
+    model: str,
+    counts: Sequence[int],
+    batches: Sequence[int],
+    *,
+    steps: int,
+    repeats: int,
+    batch_invariant: bool,
+    result: str | None,
+) -> int:
     """
     Args:
         counts: of busy programs; 0 is the quiet machine that the others are compared with.
@@ -64,8 +72,9 @@ def run(model: str, counts: Sequence[int], batches: Sequence[int], *, steps: int
                             rates.setdefault((kind, beside, index), []).append(worker.rate(kind, steps))
     cells = [
         Cell(kind, beside, median(rates[kind, beside, 0]), median(rates[kind, beside, 1]))
-        for beside in counts for kind in kinds
-    ]  # fmt: skip
+        for beside in counts
+        for kind in kinds
+    ]
     print(table(cells), flush=True)
     if result:
         Path(result).write_text(json.dumps([msgspec.to_builtins(cell) for cell in cells], indent=1), encoding="utf-8")
@@ -136,11 +145,18 @@ def _worker(folder: Path, threads: int | None, most: int, steps: int, *, batch_i
     width = CONTEXT + steps + BLOCK_SIZE
     blocks = most * (-(-width // BLOCK_SIZE) + 1) + -(-(PROMPT_TOKENS + steps) // BLOCK_SIZE) + 1
     settings: dict[str, Any] = {
-        "model": str(folder), "device": "cpu", "dtype": "float32", "num_threads": threads, "max_num_seqs": most,
-        "max_model_len": max(width, PROMPT_TOKENS + steps + BLOCK_SIZE), "block_size": BLOCK_SIZE,
-        "num_gpu_blocks_override": blocks, "batch_invariant": batch_invariant, "enable_prefix_caching": False,
+        "model": str(folder),
+        "device": "cpu",
+        "dtype": "float32",
+        "num_threads": threads,
+        "max_num_seqs": most,
+        "max_model_len": max(width, PROMPT_TOKENS + steps + BLOCK_SIZE),
+        "block_size": BLOCK_SIZE,
+        "num_gpu_blocks_override": blocks,
+        "batch_invariant": batch_invariant,
+        "enable_prefix_caching": False,
         **filling(STEP_TOKENS + most),
-    }  # fmt: skip
+    }
     with ThreadPoolExecutor(1) as line:
         worker = _Worker(line, folder, EngineConfig.from_flat(settings))
         try:

@@ -23,7 +23,10 @@ from troupellm.protocol.errors import ModelLoadError
 
 _COMPARED_ROWS = 4096
 READABLE = frozenset({"F32", "BF16", "F16"})
-DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+DERIVED = (
+    ".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached", ".rotary_pos_emb.inv_freq",
+    ".rotary.inv_freq",
+)  # fmt: skip
 """Buffers that old checkpoints carry and that follow from config.json."""
 EXACT = (".e_score_correction_bias",)
 """Kept in the type that they are stored in: such numbers are large beside their differences, which choose experts."""
@@ -166,7 +169,7 @@ class Checkpoint:
             return list(mx_experts(self, name, shape, self._dtype))
         if not self.has(name):
             return None
-        if not transposed:
+        if not transposed or self.shape_of(name) == shape:  # some writers turn such tensors
             return list(self.take(name, shape))
         return [weight.t().contiguous() for weight in self.take(name, (shape[0], shape[2], shape[1]))]
 

@@ -30,6 +30,13 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: tuple[float, ...] = ()
 
 
+class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / original)), which is 1 below `original`."""
+
+    beta: float
+    original: int
+
+
 class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
     """Names of a layer's norms within the checkpoint, by place; None where there is no norm."""
 
@@ -46,12 +53,17 @@ class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[str, ...] = ("mlp",)
     """Prefix of all of them; the first one that the checkpoint has is used."""
     router: str = "gate"
+    choice_bias: str = "gate.e_score_correction_bias"
+    bias_in_row: bool = False
+    """That bias is stored as one row [1, experts]."""
     shared: str = "shared_expert"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    transposed: bool = False
+    """A tensor that holds all experts has inputs before outputs."""
     interleaved: bool = False
-    """A tensor that holds all experts has the rows of gate and up by turns, and inputs before outputs."""
+    """A tensor that holds all experts has the rows of gate and up by turns."""
 
 
 class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +87,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     group_score: Literal["max", "top2"] = "max"
     """A group's score: that of its best expert, or the sum of its two best."""
     choice_bias: bool = False
-    """The router's `e_score_correction_bias` counts while experts are chosen, but not in their weights."""
+    """A bias of the router's counts while experts are chosen, but not in their weights."""
     wide_router: bool = False
     """The router computes in float32, for any dtype of the model."""
     bias: bool = False
@@ -147,10 +159,13 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Factor on the results of attention and feed-forward before they are added to the residual."""
     attention_scale: float | None = None
     """Factor on the attention scores; None is 1 / sqrt(head_dim)."""
+    query_growth: QueryGrowth | None = None
     attention_sinks: bool = False
     """Every head has one more logit, without a key, that takes part in the softmax."""
     attention_softcap: float = 0.0
     """Attention scores become cap * tanh(score / cap); 0 turns it off."""
+    head_normed: bool = False
+    """The head's rows are divided by their lengths."""
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     rotary_dim: int | None = None
@@ -161,8 +176,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Per layer, None is no rotation; empty is `rope` for all."""
     qkv_name: str | None = None
     """The checkpoint's name of query, key and value in one tensor; None has three."""
+    qkv_by_group: bool = False
+    """That tensor has, for each head of the keys, the heads of its queries, its key and its value."""
     gate_up_name: str | None = None
     """The same for gate and up."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Parts of the names of tensors, and what the checkpoint has for them."""
     text_part: bool = False
     """True if the checkpoint has other parts than this decoder; the decoder's tensors then have their own prefix."""
     moe: MoeConfig | None = None

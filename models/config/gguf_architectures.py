@@ -55,13 +55,13 @@ ARCHITECTURES = {
     "glm4": Architecture(gguf_dense.glm4, _GLM4),
     "gpt-oss": Architecture(gguf_sparse.gpt_oss, _GPT_OSS),
     "deepseek2": Architecture(gguf_sparse.deepseek2, _DEEPSEEK),
-    "gemma": Architecture(gguf_by_transformers.gemma, norm_offset=1.0),
+    "gemma": Architecture(gguf_dense.gemma, norm_offset=1.0),
     "command-r": Architecture(gguf_by_transformers.command_r),
     "cohere2": Architecture(gguf_by_transformers.cohere2),
-    "exaone4": Architecture(gguf_by_transformers.exaone4, _BEHIND),
-    "ernie4_5": Architecture(gguf_by_transformers.ernie4_5),
+    "exaone4": Architecture(gguf_dense.exaone4, _BEHIND),
+    "ernie4_5": Architecture(gguf_dense.ernie4_5),
     "hunyuan-dense": Architecture(gguf_by_transformers.hunyuan_dense, _HUNYUAN),
-    "seed_oss": Architecture(gguf_by_transformers.seed_oss, {"post_attention_layernorm": "post_attention_norm"}),
-    "minimax-m2": Architecture(gguf_by_transformers.minimax_m2),
+    "seed_oss": Architecture(gguf_dense.seed_oss, {"post_attention_layernorm": "post_attention_norm"}),
+    "minimax-m2": Architecture(gguf_sparse.minimax_m2),
 }
 """Architectures by `general.architecture`."""

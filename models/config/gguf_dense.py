@@ -177,3 +177,22 @@ def olmo2(file: Metadata) -> Config:
 def glm4(file: Metadata) -> Config:
     found = decoder(file, "Glm4ForCausalLM", "glm4", partial=True)
     return found | {"rope_parameters": {"partial_rotary_factor": 1.0, **found["rope_parameters"]}}
+
+
+def gemma(file: Metadata) -> Config:
+    return decoder(file, "GemmaForCausalLM", "gemma")
+
+
+def exaone4(file: Metadata) -> Config:
+    """If some layers have a window, the others are not rotated."""
+    found = decoder(file, "Exaone4ForCausalLM", "exaone4")
+    return found | layer_kinds(file, found["num_hidden_layers"], 4)
+
+
+def ernie4_5(file: Metadata) -> Config:
+    return decoder(file, "Ernie4_5ForCausalLM", "ernie4_5") | {"use_bias": file.has_tensor("blk.0.attn_q.bias")}
+
+
+def seed_oss(file: Metadata) -> Config:
+    found = decoder(file, "SeedOssForCausalLM", "seed_oss")
+    return found | {"attention_out_bias": file.has_tensor("blk.0.attn_output.bias")}

@@ -118,3 +118,15 @@ def _routing(file: Metadata, *, third: bool) -> Config:
         "n_group": groups,
         "topk_group": reader.integer("expert_group_used_count", 1),
     }
+
+
+def minimax_m2(file: Metadata) -> Config:
+    """Raises ModelLoadError for experts that are not scored by sigmoids."""
+    reader = file.reader
+    if reader.integer("expert_gating_func", SIGMOID) != SIGMOID:
+        raise reader.refuse("expert_gating_func", f"must be {SIGMOID} (sigmoid)")
+    return decoder(file, "MiniMaxM2ForCausalLM", "minimax_m2", partial=True) | {
+        "intermediate_size": reader.integer("expert_feed_forward_length"),
+        "num_local_experts": reader.integer("expert_count"),
+        "num_experts_per_tok": reader.integer("expert_used_count"),
+    }

@@ -21,6 +21,8 @@ from troupellm.protocol.errors import ModelLoadError
 FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+TEXT_PART = "text_part_of"
+"""The key that the text part of a checkpoint has beside its own ones: the architecture around it."""
 MOST = 2**31 - 1
 """A greater whole number is taken for damage."""
 _MOST_OF = {"num_hidden_layers": 10_000, "n_layers": 10_000, "block_count": 10_000}
@@ -82,9 +84,19 @@ class ConfigReader:
         places = {**self._elsewhere, key: (file, prefix)}
         return ConfigReader({**self.values, key: values}, self._prefix, self._file, places)
 
+    def with_section_of(self, key: str, other: "ConfigReader") -> "ConfigReader":
+        """The reader with another one's section, if that one has it."""
+        section = other.section(key)
+        return self.with_section(key, section.values, section._file, section._prefix) if section.values else self
+
     def place_of(self, key: str) -> str:
         """File and whole key, for messages."""
         return f"{self._file}: {self._prefix}{plain_name(key)}"
+
+    @property
+    def prefix(self) -> str:
+        """Of its keys, in messages."""
+        return self._prefix
 
     def has(self, key: str) -> bool:
         """True if the key has a value, which may be 0 or false."""
@@ -257,6 +269,7 @@ def decoder_config(
         qk_norm=qk_norm,
         windows=windows or (None,) * num_layers,
         activation=activation,
+        text_part=reader.has(TEXT_PART),
     )
 
 

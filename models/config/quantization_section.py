@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from troupellm.models.config.hf_config import FILE, ConfigReader, is_on
+from troupellm.models.config.text_section import text_section
 from troupellm.models.hub.json_file import read_object
 from troupellm.models.hub.model_folder import check_file
 from troupellm.protocol.errors import ModelLoadError
@@ -89,7 +90,8 @@ def find_section(folder: Path, reader: ConfigReader) -> tuple[ConfigReader, tupl
 
 def _of_config(reader: ConfigReader) -> list[_Place]:
     found = []
-    for home, prefix in ((reader, ""), (reader.section("text_config"), "text_config.")):
+    for home in (reader, text_section(reader)):
+        prefix = home.prefix
         for key in (KEY, OLDER_KEY):
             values = home.section(key).values
             if values:

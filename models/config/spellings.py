@@ -19,6 +19,7 @@ SPELLINGS = {
     "XverseForCausalLM": Spelling("LlamaForCausalLM"),
     "InternLMForCausalLM": Spelling("LlamaForCausalLM", (("bias", "attention_bias"),)),
     "InternLM3ForCausalLM": Spelling("LlamaForCausalLM", (("bias", "attention_bias"), ("bias", "mlp_bias"))),
+    "MiMoForCausalLM": Spelling("Qwen2ForCausalLM"),
     "PhiMoEForCausalLM": Spelling("PhimoeForCausalLM"),
     "Ernie4_5_ForCausalLM": Spelling("Ernie4_5ForCausalLM"),
     "BertForPreTraining": Spelling("BertForMaskedLM"),

@@ -14,6 +14,16 @@ NAMES = ExpertNames(shared="shared_experts")
 def describe(reader: ConfigReader) -> DecoderConfig:
     """Build the description from the config.json of these families."""
     third = "V3" in architecture_of(reader)
+    interleaved = reader.flag("rope_interleave", True) if third else True
+    return latent_decoder(reader, routed_experts(reader, third=third), interleaved=interleaved)
+
+
+def latent_decoder(reader: ConfigReader, moe: MoeConfig, *, interleaved: bool) -> DecoderConfig:
+    """A decoder with latent attention.
+
+    Args:
+        interleaved: rotated pairs are neighbours.
+    """
     mla = MlaConfig(
         latent=reader.integer("kv_lora_rank", 512),
         rotated=_even(reader, "qk_rope_head_dim", 64),
@@ -30,10 +40,10 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         num_kv_heads=1,
         head_dim=mla.latent + mla.rotated,
         rotary_dim=mla.rotated,
-        rope_interleaved=reader.flag("rope_interleave", True) if third else True,
+        rope_interleaved=interleaved,
         attention_scale=(mla.plain + mla.rotated) ** -0.5 * _stretched(config.rope) ** 2,
         mla=mla,
-        moe=_experts(reader, third=third),
+        moe=moe,
     )
 
 
@@ -51,7 +61,12 @@ def _stretched(rope: RopeConfig) -> float:
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
 
 
-def _experts(reader: ConfigReader, *, third: bool) -> MoeConfig:
+def routed_experts(reader: ConfigReader, *, third: bool) -> MoeConfig:
+    """Experts behind a router with groups, and a shared one.
+
+    Args:
+        third: sigmoids and a bias that counts while experts are chosen, as V3 has them; else V2's softmax.
+    """
     num_layers = reader.integer("num_hidden_layers")
     plain = reader.integer("first_k_dense_replace", 3 if third else 0, least=0)
     if reader.integer("moe_layer_freq", 1) != 1:

@@ -1,7 +1,4 @@
-"""Gemma 3: Gemma 2 with normed queries and keys instead of caps, and a rotation of its own in layers with a window.
-
-Of checkpoints that see images (Gemma3ForConditionalGeneration) the part that reads and writes text is served.
-"""
+"""Gemma 3: Gemma 2 with normed queries and keys instead of caps, and a rotation of its own in layers with a window."""
 
 import msgspec
 
@@ -9,15 +6,13 @@ from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
 from troupellm.models.config.hf_config import (
     ACTIVATIONS,
     ConfigReader,
-    architecture_of,
     check_older_rope,
     decoder_config,
     scaled_rope,
 )
 from troupellm.models.families import gemma2
 
-WITH_IMAGES = "Gemma3ForConditionalGeneration"
-ARCHITECTURES = ("Gemma3ForCausalLM", WITH_IMAGES)
+ARCHITECTURES = ("Gemma3ForCausalLM",)
 BARE = ("Gemma3TextModel",)
 CLASSIFIERS = ("Gemma3TextForSequenceClassification",)
 DEFAULTS = {
@@ -26,19 +21,11 @@ DEFAULTS = {
     "sliding_window": 4096, "sliding_window_pattern": 6, "max_position_embeddings": 131072,
 }  # fmt: skip
 """Values that the reference implementation assumes where config.json has none."""
-ABOVE = ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
-"""Keys that a model with vision has at the top level of config.json and not in `text_config`."""
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
     """Build the description from this family's config.json."""
-    architecture = architecture_of(reader)
-    with_images = architecture == WITH_IMAGES
-    if with_images:
-        above = {key: reader.values[key] for key in ABOVE if reader.has(key)}
-        text = reader.section("text_config")
-        reader = ConfigReader({**text.values, **above}, "text_config.")
     reader = reader.with_defaults(**DEFAULTS)
     gemma2.refuse_both_directions(reader)
     if reader.is_on("attn_logit_softcapping"):
@@ -63,7 +50,6 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         attention_scale=reader.number("query_pre_attn_scalar") ** -0.5,
         logit_softcap=reader.optional("final_logit_softcapping") or 0.0,
         layer_ropes=tuple(everywhere if window is None else nearby for window in windows),
-        text_part=with_images,
     )
 
 

@@ -40,6 +40,6 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         bias=True,
         swiglu_alpha=reader.number("swiglu_alpha", 1.702),
         swiglu_limit=reader.number("swiglu_limit", 7.0),
-        names=ExpertNames(router="router", interleaved=True),
+        names=ExpertNames(router="router", transposed=True, interleaved=True),
     )
     return msgspec.structs.replace(config, moe=moe, attention_sinks=True)

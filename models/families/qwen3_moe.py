@@ -1,12 +1,15 @@
-"""Qwen3-MoE: Qwen3 with experts; if it has a window, all layers have it."""
+"""Qwen3-MoE: Qwen3 with experts; if it has a window, all layers have it. Qwen3-VL stores all experts of a layer in one
+tensor, inputs before outputs.
+"""
 
 import msgspec
 
-from troupellm.models.config.decoder_config import DecoderConfig, MoeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig
 from troupellm.models.config.expert_config import expert_counts, sparse_layers
 from troupellm.models.config.hf_config import ConfigReader, decoder_config
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
+WITH_IMAGES = "qwen3_vl_moe_text"
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
@@ -23,5 +26,6 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         top_k=top_k,
         intermediate_size=reader.integer("moe_intermediate_size", 768),
         renormalize=reader.flag("norm_topk_prob", False),
+        names=ExpertNames(transposed=reader.values.get("model_type") == WITH_IMAGES),
     )
     return msgspec.structs.replace(config, moe=moe)

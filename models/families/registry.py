@@ -11,12 +11,19 @@ from troupellm.models.config.hf_config import FILE, ConfigReader, architecture_o
 from troupellm.models.config.pooling_config import read_labels
 from troupellm.models.families import (
     deepseek,
+    dots1,
+    ernie,
+    exaone,
+    gemma,
     gemma2,
     gemma3,
     glm,
+    glm4_moe,
     gpt_oss,
     granite,
     llama,
+    minimax_m2,
+    ministral,
     mistral,
     mixtral,
     olmo2,
@@ -25,6 +32,8 @@ from troupellm.models.families import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    renamed,
+    seed_oss,
     smollm3,
 )
 from troupellm.models.hub.errors import plain_name
@@ -48,6 +57,15 @@ _FAMILIES = (
     qwen3_moe,
     gpt_oss,
     deepseek,
+    ministral,
+    glm4_moe,
+    minimax_m2,
+    exaone,
+    seed_oss,
+    gemma,
+    ernie,
+    dots1,
+    renamed,
 )
 _WRITES = "ForCausalLM"
 

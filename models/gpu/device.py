@@ -163,6 +163,8 @@ class CudaDevice(Device):
                 # torch lends the streams of each priority in turn, again and again. Those of a higher one move no
                 # blocks meanwhile; and graphs, which keep it, come before kernels that do.
                 self._stream = torch.cuda.Stream(self.torch_device, priority=-1)  # type: ignore[no-untyped-call]
+                with torch.cuda.stream(self._stream):  # cuBLAS takes its workspace here, outside of the graphs' pool
+                    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
             if self._pool is None:
                 torch.cuda.empty_cache()  # the pool takes memory of its own
                 self._pool = torch.cuda.graph_pool_handle()

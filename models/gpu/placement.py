@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from troupellm.kernels.common.triton import installed
+from troupellm.kernels.common.triton_probe import launch_error
 from troupellm.kernels.mla_attention import expanding_tokens
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.backends import Planner
@@ -44,12 +46,19 @@ def find_device(wanted: str) -> CudaDevice | None:
         wanted: auto, cpu or cuda.
 
     Raises:
-        ConfigError: cuda is asked for, and there is none.
+        ConfigError: cuda is asked for, and there is none; or there is one that Triton's kernels cannot be launched on.
     """
     if wanted == "cpu":
         return None
     if torch.cuda.is_available():
-        return CudaDevice()
+        device = CudaDevice()
+        if installed() and (error := launch_error(device.torch_device)):
+            raise ConfigError(
+                f"device cuda cannot be used: Triton launches no kernel ({error}); it needs a C compiler (gcc, or CC) "
+                "and Python's headers (python3-dev), or use --device cpu",
+                param="device",
+            )
+        return device
     if wanted == "cuda":
         built = "there is no CUDA device" if torch.version.cuda else "this torch was built without CUDA"
         raise ConfigError(f"device cuda cannot be used: {built}; use cpu or auto", param="device")

@@ -16,7 +16,7 @@ from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.mla import LatentAttention
 from troupellm.models.layers.norm import take_norm
-from troupellm.models.layers.projections import merged_linear
+from troupellm.models.layers.projections import grouped_rows, merged_linear
 
 KVPair = tuple[Tensor, Tensor]
 """One layer's key and value cache, [blocks, kv_heads, block_size, head_dim]."""
@@ -68,7 +68,8 @@ class Attention:
         sizes = config.query_key_value()
         names = tuple(f"{prefix}.{name}" for name in sizes)
         inputs = input_size or config.hidden_size
-        self.qkv = merged_linear(source, names, tuple(sizes.values()), inputs, bias=config.qkv_bias)
+        order = grouped_rows(config.num_heads, config.num_kv_heads, size) if config.qkv_by_group else None
+        self.qkv = merged_linear(source, names, tuple(sizes.values()), inputs, bias=config.qkv_bias, order=order)
         self.out = merged_linear(source, (f"{prefix}.o_proj",), (config.hidden_size,), query, bias=config.out_bias)
         self.sinks: Tensor | None = None
         if config.attention_sinks:
@@ -134,6 +135,8 @@ class Attention:
         rows = qkv.shape[0]
         group = batch.groups[self.view]
         plan = group.plan
+        if batch.query_factors is not None:  # the rotation keeps the factor
+            qkv[: batch.query_factors.shape[0], : self.num_heads * self.head_dim].mul_(batch.query_factors)
         if self.native is not None and qkv.dtype == torch.float32 and cache[0].dtype in CELLS and takes_compiled(plan):
             attended = self.native.write_and_attend(qkv, cache, plan, group.kv_rows, angles)
             return attended if keep is None else attended[keep]

@@ -43,11 +43,14 @@ def with_cache_groups(config: DecoderConfig, longest: int, *, hybrid: bool) -> D
     """The same model, whose layers with a window have cache groups of their own.
 
     Args:
-        longest: positions of a sequence; a window that none outgrows is none.
+        longest: positions of a sequence; a window that none outgrows is none, and queries that grow for none do not.
         hybrid: False keeps all layers in one group, which keeps every position.
     """
     windows = tuple(None if window is None or window >= longest else window for window in config.windows)
-    return msgspec.structs.replace(config, windows=windows, hybrid_cache=hybrid)
+    growth = config.query_growth
+    if growth is not None and growth.original >= longest:
+        growth = None
+    return msgspec.structs.replace(config, windows=windows, hybrid_cache=hybrid, query_growth=growth)
 
 
 @lru_cache(16)

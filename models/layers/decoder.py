@@ -1,6 +1,7 @@
 """The decoder skeleton of all families: embedding, layers, final norm, head."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -12,9 +13,10 @@ from troupellm.kernels.common.batch_invariance import batch_invariance
 from troupellm.kernels.fused_decoder.layers import DecoderLayers, FusedLayerWeights, decoder_layers, own_products
 from troupellm.kernels.linear import PackedLinear, linear, norm_scores, pack
 from troupellm.kernels.paged_attention.cpu import takes_compiled
+from troupellm.kernels.quantized_linear import QuantizedWeight, Weight
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint.safetensors import WeightSource
-from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.config.decoder_config import DecoderConfig, QueryGrowth
 from troupellm.models.layers.attention import Angles, KVPair
 from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
@@ -91,8 +93,8 @@ class Decoder:
         self.score: PackedLinear | None = None
         """The output layer of a classifier."""
         if config.head == "lm":
-            tied = config.tie_word_embeddings
-            self.head = pack(source.tied(self.embedding) if tied else source.linear(HEAD, shape))
+            weight = source.tied(self.embedding) if config.tie_word_embeddings else source.linear(HEAD, shape)
+            self.head = pack(_normed(weight, self.dtype) if config.head_normed else weight)
         elif config.head == "score":
             self.score = pack(source.linear(SCORE, (config.num_labels, config.hidden_size)))
         ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
@@ -149,6 +151,8 @@ class Decoder:
             if self.together.takes(batch.token_ids.shape[0], plans, caches):
                 return self._run_together(self.together, batch, caches, aux if aux_hidden_states.last else None)
         token_ids, positions, tokens = batch.token_ids, batch.positions, batch.token_ids.shape[0]
+        if self.config.query_growth is not None:
+            batch = replace(batch, query_factors=_growth(self.config.query_growth, positions).to(self.dtype))
         missing = self.layers[0].attention.best_rows(tokens) - tokens
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
@@ -200,6 +204,8 @@ class Decoder:
     def _parts(self) -> list[FusedLayerWeights] | None:
         """The parts from which compiled code computes all layers; None if some layer has another form."""
         if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
+            return None
+        if self.config.query_growth is not None:
             return None
         parts = [layer.parts(turns) for layer, turns in zip(self.layers, self.layer_tables, strict=True)]
         known = [part for part in parts if part is not None]
@@ -265,6 +271,17 @@ class Decoder:
         if self.score is None:
             raise RuntimeError("this model has no classifier")
         return linear(hidden.to(self.embedding.dtype), self.score)
+
+
+def _normed(head: Weight, dtype: torch.dtype) -> Tensor:
+    """The head [vocab, hidden] with rows of length 1."""
+    plain = head.dequantize(dtype) if isinstance(head, QuantizedWeight) else head
+    return functional.normalize(plain.float(), dim=-1).to(dtype)
+
+
+def _growth(growth: QueryGrowth, positions: Tensor) -> Tensor:
+    """Factors of the queries at some positions, float32 [tokens, 1]."""
+    return (positions // growth.original + 1).float().log_().mul_(growth.beta).add_(1.0)[:, None]
 
 
 def _places(aux_hidden_states: AuxHiddenStates, layer: int) -> list[int]:

@@ -9,9 +9,10 @@ from torch.nn import functional
 from troupellm.kernels.fused_moe import PackedExperts, Routing, Swiglu, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.sigmoid import batch_invariant_sigmoid
 from troupellm.kernels.linear import linear, pack
-from troupellm.kernels.quantized_linear import QuantizedWeight, Weight, merge
+from troupellm.kernels.quantized_linear import merge
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, MoeConfig
+from troupellm.models.layers.projections import rows_of
 from troupellm.protocol.errors import ModelLoadError
 
 Shared = Callable[[Tensor, int], Tensor]
@@ -41,7 +42,8 @@ class Experts:
         self.router = pack(weight.float() if self._wide else weight, bias)
         self.choice_bias: Tensor | None = None
         if moe.choice_bias:
-            self.choice_bias = source.take(f"{router}.e_score_correction_bias", (count,)).float()
+            shape = (1, count) if moe.names.bias_in_row else (count,)
+            self.choice_bias = source.take(f"{prefix}.{moe.names.choice_bias}", shape).float().flatten()
         self.routing = Routing(
             top_k=moe.top_k,
             scoring=moe.scoring,
@@ -75,13 +77,13 @@ class Experts:
 def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource) -> PackedExperts:
     """All experts of one layer, from a tensor per expert and projection or from one for all experts."""
     hidden, size, count, names = config.hidden_size, moe.intermediate_size, moe.num_experts, moe.names
-    gate_ups = source.stacked(f"{prefix}.gate_up_proj", (count, 2 * size, hidden), transposed=names.interleaved)
+    gate_ups = source.stacked(f"{prefix}.gate_up_proj", (count, 2 * size, hidden), transposed=names.transposed)
     merged = gate_ups is not None
     if gate_ups is not None:
-        downs = source.stacked(f"{prefix}.down_proj", (count, hidden, size), transposed=names.interleaved)
+        downs = source.stacked(f"{prefix}.down_proj", (count, hidden, size), transposed=names.transposed)
         if downs is None:
             raise ModelLoadError(f"tensor {prefix}.down_proj is missing")
-    elif names.interleaved and not source.has(f"{prefix}.0.{names.gate}.weight"):
+    elif names.transposed and not source.has(f"{prefix}.0.{names.gate}.weight"):
         raise ModelLoadError(f"tensor {prefix}.gate_up_proj is missing")
     else:
         experts = [f"{prefix}.{expert}" for expert in range(count)]
@@ -95,7 +97,7 @@ def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: Wei
     down_bias = source.take(f"{prefix}.down_proj_bias", (count, hidden)) if moe.bias else None
     if names.interleaved and merged:
         order = torch.cat((torch.arange(0, 2 * size, 2), torch.arange(1, 2 * size, 2)))
-        gate_ups = [_rows(weight, order) for weight in gate_ups]
+        gate_ups = [rows_of(weight, order) for weight in gate_ups]
         gate_up_bias = None if gate_up_bias is None else gate_up_bias[:, order]
     swiglu = Swiglu(alpha=moe.swiglu_alpha, limit=moe.swiglu_limit)
     return pack_experts(gate_ups, downs, swiglu, gate_up_bias, down_bias)
@@ -107,7 +109,3 @@ def _gate_up_bias(moe: MoeConfig, prefix: str, source: WeightSource, *, merged: 
     if merged:
         return source.take(f"{prefix}.gate_up_proj_bias", (count, 2 * size))
     return torch.cat([source.take(f"{prefix}.{name}_bias", (count, size)) for name in _APART], dim=1)
-
-
-def _rows(weight: Weight, order: Tensor) -> Weight:
-    return weight.rows(order) if isinstance(weight, QuantizedWeight) else weight[order]

@@ -36,6 +36,9 @@ class ForwardBatch:
     adapters: AdapterBatch | None = None
     """None where every row computes with the base model."""
 
+    query_factors: Tensor | None = None
+    """[tokens, 1], by which queries are multiplied, where the model's queries grow with their positions."""
+
     def with_logits(self, hidden: Tensor) -> Tensor:
         """Select from all tokens' hidden states [tokens, hidden] those that the head is computed for."""
         return hidden if self.logit_tokens is None else hidden[self.logit_tokens]

@@ -80,6 +80,8 @@ class LatentAttention:
         entry[..., mla.latent :] = rope(latent[:, None, mla.latent :], *angles, interleaved=self.rope_interleaved)
         turned = rope(query[..., mla.plain :], *angles, interleaved=self.rope_interleaved)
         query[..., mla.plain :] = turned
+        if batch.query_factors is not None:
+            query[: batch.query_factors.shape[0]].mul_(batch.query_factors[:, None])
         kv_write(entry, entry, *cache, group.kv_rows)
         mixed = mla_attention(
             query,

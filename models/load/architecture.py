@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.encoder_config import ENCODERS
-from troupellm.models.config.hf_config import ConfigReader, ignored_rope_keys, is_on
+from troupellm.models.config.hf_config import ConfigReader, architecture_of, ignored_rope_keys, is_on
 from troupellm.models.config.quantization_section import find_section
 from troupellm.models.config.spellings import SPELLINGS
+from troupellm.models.config.text_part import FLAT, NESTED, is_wrapper, text_document
 from troupellm.models.families.registry import BARE, CLASSIFIERS, FAMILIES, describe_decoder
 from troupellm.models.hub.errors import plain_name
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 
 _KEY = "architectures"
-_BY_TYPE = {"gemma3": "Gemma3ForConditionalGeneration", "gemma3_text": "Gemma3ForCausalLM"}
+_BY_TYPE = {"gemma3_text": "Gemma3ForCausalLM"}
 """Types whose architectures do not begin like them."""
 _HEAD = re.compile(r"(Text)?(Model|For[A-Z]\w*)$")
 
@@ -41,7 +42,8 @@ def read_config(folder: Path) -> ModelConfigFile:
         return ModelConfigFile(reader, ())
     named, notes = settle_architecture(reader)
     quantized, more = find_section(folder, named)
-    return ModelConfigFile(quantized, (*notes, *more, *ignored_rope_keys(quantized)))
+    served, part = served_part(quantized)
+    return ModelConfigFile(served, (*notes, *more, *part, *ignored_rope_keys(served)))
 
 
 def open_config(folder: Path, progress: ProgressSink) -> ConfigReader:
@@ -86,12 +88,32 @@ def settle_architecture(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, 
     return reader.with_defaults(**moved).with_values(architectures=[spelling.architecture]), tuple(notes)
 
 
+def served_part(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, ...]]:
+    """Of a checkpoint with parts for images or sound the part for text, as a config of its own; any other as it is.
+
+    Raises:
+        ModelLoadError: the text part is missing, or of an unknown type.
+    """
+    wrapper = architecture_of(reader)
+    if not is_wrapper(wrapper):
+        return reader, ()
+    text, kind = text_document(reader)
+    name = _own_name(kind) or _causal_architecture(kind)
+    if name is None:
+        raise text.refuse("model_type", "is no decoder that is served", hint=f"it is the text part of {wrapper}")
+    note = f"config.json: {_KEY}: of {wrapper} the text part is served, as {name}; images and sound are not"
+    return text.with_values(architectures=[name]), (note,)
+
+
 def asks_transformers(reader: ConfigReader) -> bool:
-    """True if `settle_architecture` will ask the package transformers, whose import takes seconds."""
+    """True if `read_config` will ask the package transformers, whose import takes seconds."""
     names = reader.values.get(_KEY)
     if is_on(names):
-        known = isinstance(names, list) and any(isinstance(name, str) and _family_of(_usual(name)) for name in names)
-        return isinstance(names, list) and len(names) > 1 and not known
+        listed = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        known = next((name for name in listed if _family_of(_usual(name))), None)
+        if known is not None and is_wrapper(known):
+            return _own_name(text_document(reader.with_values(architectures=[known]))[1]) is None
+        return len(listed) > 1 and known is None
     kind = reader.values.get("model_type")
     return isinstance(kind, str) and bool(kind) and _own_name(kind) is None
 
@@ -102,7 +124,7 @@ def _usual(name: str) -> str:
 
 def _family_of(architecture: str) -> str | None:
     """The name without the kind of head; None where there is no family."""
-    known = any(architecture in names for names in (FAMILIES, BARE, CLASSIFIERS, ENCODERS))
+    known = any(architecture in names for names in (FAMILIES, BARE, CLASSIFIERS, ENCODERS, NESTED, FLAT))
     return _HEAD.sub("", architecture) if known else None
 
 
@@ -117,22 +139,27 @@ def _by_type(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, ...]]:
     kind = reader.values.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise reader.refuse(_KEY, "must name one architecture", hint="write the name that transformers has for it")
-    from troupellm.models.transformers_backend.describe import causal_architecture
-
-    name = _own_name(kind) or causal_architecture(kind)
+    name = _own_name(kind) or _causal_architecture(kind)
     if name is None:
         raise reader.refuse("model_type", f"is not known, and {_KEY} is missing", hint=f"add {_KEY} to config.json")
     note = f"config.json: {_KEY} is missing; model_type {kind} is served as {name}"
     return reader.with_values(architectures=[name]), (note,)
 
 
+def _causal_architecture(kind: str) -> str | None:
+    from troupellm.models.transformers_backend.describe import causal_architecture
+
+    return causal_architecture(kind)
+
+
 def _own_name(kind: str) -> str | None:
-    """The architecture of a family with a head, or of an encoder, whose name is the type's."""
+    """The architecture of a family with a head, of an encoder, or around a text part, whose name is the type's."""
     if kind in _BY_TYPE:
         return _BY_TYPE[kind]
     wanted = kind.replace("_", "").replace("-", "").lower()
-    for names, ending in ((FAMILIES, "ForCausalLM"), (ENCODERS, "Model")):
+    wrappers = (*NESTED, *FLAT)
+    for names, ending in ((FAMILIES, "ForCausalLM"), (ENCODERS, "Model"), (wrappers, "ForConditionalGeneration")):
         for name in names:
-            if name.endswith(ending) and name.removesuffix(ending).lower() == wanted:
+            if name.endswith(ending) and name.removesuffix(ending).replace("_", "").lower() == wanted:
                 return name
     return None

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
-from troupellm.models.checkpoint.weight_names import RenamedWeights
+from troupellm.models.checkpoint.weight_names import RenamedWeights, with_prefixes
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.hub.gguf_header import is_gguf
@@ -79,7 +79,7 @@ def source_of(
     Args:
         names: prefixes of names that layers ask for, and the checkpoint's prefixes for them.
     """
-    source: WeightSource = RenamedWeights(stored, names)
+    source: WeightSource = RenamedWeights(stored, with_prefixes(names))
     if config.quantization is not None:
         source = QuantizeOnLoad(source, config.quantization)
     return source if device.type == "cpu" else OnDevice(source, device)

@@ -19,10 +19,15 @@ _OLD_SPECIAL = (
 )  # fmt: skip
 """Special tokens of a tekken.json that lists none, as in mistral-common."""
 _LLAMA3_SPECIAL = (
-    "<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{index}|>" for index in range(4)),
-    "<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>",
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    *(f"<|reserved_special_token_{index}|>" for index in range(4)),
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|reserved_special_token_4|>",
+    "<|eot_id|>",
     *(f"<|reserved_special_token_{index}|>" for index in range(5, 251)),
-)  # fmt: skip
+)
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205)))
 MOST_RESERVED = 4096
 MOST_TOKEN_BYTES = 1024

@@ -5,12 +5,12 @@ with and without vision. Tokens that are never added to a prompt here: padding, 
 some tokenizers got later. A prompt that contains such a token is refused.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from troupellm.models.config.hf_config import ConfigReader, whole
 from troupellm.models.config.model_documents import read_json
+from troupellm.models.config.text_section import text_values
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.source import resolve_model
 from troupellm.models.tokenizer.tokenizer import Tokenizer, known_ends, token_text
@@ -128,10 +128,7 @@ def _placeholders(settings: dict[str, Any]) -> frozenset[str]:
 
 
 def _known_rows(folder: Path) -> int | None:
-    values = ConfigReader.load(folder).values
-    nested = values.get("text_config")
-    places: list[Mapping[str, Any]] = [nested, values] if isinstance(nested, dict) else [values]
-    for place in places:
+    for place in text_values(ConfigReader.load(folder).values):
         rows = whole(place.get("vocab_size"))
         if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0:
             return rows

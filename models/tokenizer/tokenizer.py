@@ -15,6 +15,7 @@ from tokenizers import Encoding, Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from troupellm.models.config.model_documents import read_json
+from troupellm.models.config.text_section import text_values
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.processes.lock_pauses import let_others_run
 from troupellm.models.processes.rust_panics import no_panics
@@ -309,10 +310,8 @@ def known_ends(folder: Path) -> tuple[str, list[int]]:
     """
     for name in ("generation_config.json", "config.json"):
         settings = read_json(folder / name)
-        nested = settings.get("text_config")
-        given = settings.get("eos_token_id")
-        if given is None and isinstance(nested, dict):
-            given = nested.get("eos_token_id")
+        levels = reversed(text_values(settings))  # the file's own counts first
+        given = next((level["eos_token_id"] for level in levels if level.get("eos_token_id") is not None), None)
         if given is None:
             continue
         ids = given if isinstance(given, list) else [given]

@@ -112,9 +112,13 @@ def _with_rules(text: bytes, model: _Model, kind: Declared, settings: dict[str, 
     """tokenizer.json with a declared class's rules, without added tokens if tokenizer_config.json lists them."""
     whole = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     bpe = {
-        "type": "BPE", "unk_token": unknown_token(kind, settings), "fuse_unk": True, "byte_fallback": True,
-        "vocab": model.vocab, "merges": model.merges,
-    }  # fmt: skip
+        "type": "BPE",
+        "unk_token": unknown_token(kind, settings),
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": model.vocab,
+        "merges": model.merges,
+    }
     changed: dict[str, Any] = whole | declared_rules(kind, settings) | {"model": bpe}
     return msgspec.json.encode(changed | ({"added_tokens": []} if listed else {}))
 

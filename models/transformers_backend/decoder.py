@@ -5,18 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Module
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
 from troupellm.models.checkpoint.next_token_tensors import next_token_tensors
+from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.safetensors_header import check_header
+from troupellm.models.checkpoint.weight_names import decoder_weights, stored_names
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.model_folder import check_file
 from troupellm.models.hub.weight_files import INDEX, SINGLE, folder_weight_files
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
+from troupellm.models.layers.decoder import EMBEDDING
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
@@ -153,7 +157,7 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
     """
     from transformers.utils import logging
 
-    settings = hf_config(folder)
+    settings = hf_config(folder, text_part=config.text_part)
     found = type(make_skeleton(config.architecture, settings))
     if dummy:
         with torch.random.fork_rng(devices=[]):
@@ -168,14 +172,18 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
         check_header(folder / file)
     # The library finds files by these two names alone, and prefers the first.
     usual = files == [SINGLE] or ((folder / INDEX).is_file() and not (folder / SINGLE).is_file())
-    tensors = None if usual else {name: one for file in files for name, one in load_file(folder / file).items()}
+    tensors = None
+    if config.text_part:
+        tensors = _text_tensors(folder, files, config)
+    elif not usual:
+        tensors = {name: one for file in files for name, one in load_file(folder / file).items()}
     for file in ("generation_config.json", SINGLE):  # the library reads these even if an index lists others
         check_file(folder / file)
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         model, report = found.from_pretrained(
-            folder if usual else None,
+            folder if tensors is None else None,
             config=settings,
             state_dict=tensors,
             dtype=dtype,
@@ -201,6 +209,19 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ModelLoadError(f"{fault.replace('_keys', '')} tensor {names[0]}{more}")
     return prepared(model)
+
+
+def _text_tensors(folder: Path, files: list[str], config: DecoderConfig) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's text part, by the names of a checkpoint of its own."""
+    stored = Checkpoint(folder, torch.float32)
+    names = stored_names(config, stored, EMBEDDING)
+    decoder_weights(config, stored, EMBEDDING)  # removes the tensors of other parts
+    asked = {name: names.asked(name) for name in stored.names()}
+    found: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(folder / file, framework="pt") as handle:
+            found |= {asked[name]: handle.get_tensor(name) for name in handle.keys() if name in asked}  # noqa: SIM118
+    return found
 
 
 @torch.inference_mode()

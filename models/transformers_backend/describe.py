@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
-from troupellm.models.config.hf_config import DTYPES, FILE, ConfigReader, architecture_of
+from troupellm.models.config.hf_config import DTYPES, FILE, TEXT_PART, ConfigReader, architecture_of
 from troupellm.models.config.transformers_package import INSTALL, has_transformers
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.model_folder import check_file
@@ -53,7 +53,8 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         raise ModelLoadError("adapter_config.json: adapters are not supported", hint="serve the merged model")
     if reader.has("quantization_config"):
         raise ModelLoadError(f"{FILE}: quantization_config: quantized checkpoints do not run by transformers here")
-    config = hf_config(folder)
+    text_part = reader.has(TEXT_PART)
+    config = hf_config(folder, text_part=text_part)
     skeleton = make_skeleton(architecture, config)
     calls, hidden_size = _probe(skeleton, architecture)
     text = config.get_text_config()
@@ -78,13 +79,17 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         checkpoint_dtype=reader.choice(dtype_key, DTYPES, "float32"),
         head="lm" if _writes(architecture) else "none",
         windows=_windows(text, calls, architecture),
+        text_part=text_part,
         implementation="transformers",
         num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
     )
 
 
-def hf_config(folder: Path) -> Any:
+def hf_config(folder: Path, *, text_part: bool = False) -> Any:
     """config.json, or what a GGUF file says instead, as `transformers` reads it; code in the folder is never run.
+
+    Args:
+        text_part: the section of the decoder alone, of a model with other parts.
 
     Raises:
         ModelLoadError: it cannot be read, or is a link out of the folder.
@@ -97,7 +102,8 @@ def hf_config(folder: Path) -> Any:
         if is_gguf(folder):
             values = dict(ConfigReader.load(folder).values)
             return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return config.get_text_config() if text_part else config
     except Exception as error:
         raise ModelLoadError(f"{FILE} cannot be read by transformers: {_short(error)}") from error
 

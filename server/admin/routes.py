@@ -24,9 +24,15 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
         arguments = ACTIONS[action].arguments
         more["query"] = admin.NoArguments if "body" in more else arguments
         return Route(
-            method=method, path=path, handler=partial(act, host, action), scope="admin", response=response,
-            summary=summary, problems=(409,), **more,
-        )  # fmt: skip
+            method=method,
+            path=path,
+            handler=partial(act, host, action),
+            scope="admin",
+            response=response,
+            summary=summary,
+            problems=(409,),
+            **more,
+        )
 
     state, slept = admin.RestState, admin.SleepAnswer
     done, level = admin.DoneAnswer, admin.LogLevelBody

@@ -205,9 +205,14 @@ class ApiProcesses:
         if self.engine is not None:
             return self.engine.snapshot()
         return EngineSnapshot(
-            state="starting", uptime_seconds=0.0, model="", max_model_len=0, open_requests=0,
-            scheduler=SchedulerSnapshot(), actors=(),
-        )  # fmt: skip
+            state="starting",
+            uptime_seconds=0.0,
+            model="",
+            max_model_len=0,
+            open_requests=0,
+            scheduler=SchedulerSnapshot(),
+            actors=(),
+        )
 
     def _build(self, number: int) -> ApiProcess:
         api_process = self._api_processes[number] = ApiProcess(self, number, self._listener)

@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 from collections.abc import Container, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import anyio
@@ -14,32 +13,13 @@ import msgspec
 from troupellm.actors.engine.engine import Engine
 from troupellm.models.worker.memory_use import trim_heap
 from troupellm.protocol.api.caller import Caller
-from troupellm.protocol.api.chat import (
-    ChatChunk,
-    ChatRequest,
-    ChatResponse,
-    CompletionRequest,
-    DetokenizeRequest,
-    DetokenizeResponse,
-    LoadBody,
-    ProbeReport,
-    TextChunk,
-    TextResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-    VersionBody,
-    Welcome,
-)
-from troupellm.protocol.api.model_info import ModelCard, ModelList, TokenizerInfo
-from troupellm.protocol.api.rendered import RenderedRequest
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.access.auth import Gate, admin_keys, as_keys
 from troupellm.server.access.host_and_origin import Guard, mounted_guard
 from troupellm.server.access.keys import read_keys, require_limits
-from troupellm.server.admin import adapters as adapter_routes, probes, routes as admin_routes
-from troupellm.server.app import invocations
 from troupellm.server.app.lifespan import run_lifespan
+from troupellm.server.app.routes import METRICS_PATH, PROBES, routes
 from troupellm.server.base.body import most_bytes, read_body
 from troupellm.server.base.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.base.exchange import Exchange, Receive, Scope, Send, check_size
@@ -49,23 +29,16 @@ from troupellm.server.base.query import decode_query
 from troupellm.server.base.router import Found, Route, Router, RouteScope, choose
 from troupellm.server.base.threads import offload
 from troupellm.server.base.websocket import refuse_websocket
-from troupellm.server.batches import routes as batch_routes
 from troupellm.server.host.internal_requests import is_plain
 from troupellm.server.host.server_state import ServerState, stream_defaults
-from troupellm.server.messages.routes import routes as messages_routes
 from troupellm.server.observe.logs import log_access
 from troupellm.server.observe.metrics import UNMATCHED
-from troupellm.server.openai import chat, completions, kv_sessions, models, render, tokenize
 from troupellm.server.openapi.routes import Reference
-from troupellm.server.pooling.routes import routes as pooling_routes
-from troupellm.server.responses.routes import routes as responses_routes
 from troupellm.server.responses.socket import ResponsesSocket
 from troupellm.server.storage.responses_schema import check_database
 
 logger = logging.getLogger("troupellm.server")
 
-METRICS_PATH = b"/metrics"
-PROBES = frozenset({b"/health", b"/readyz", b"/ping", b"/livez", b"/startupz"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -120,84 +93,6 @@ def admin_access(config: ServerConfig, digests: Mapping[bytes, Caller] | None = 
     """
     admin = admin_keys(config.admin_api_key) if digests is None else digests
     return {"admin": admin, "scopes": ("open", "api", "admin")} if admin else {}
-
-
-def routes(host: ServerState, prefix: str) -> list[Route]:
-    """Every route there is."""
-
-    def get(path: str, handler: Any, scope: RouteScope = "api", **more: Any) -> Route:
-        return Route(method="GET", path=path, handler=partial(handler, host), scope=scope, **more)
-
-    def post(path: str, handler: Any, body: Any, **more: Any) -> Route:
-        return Route(method="POST", path=path, handler=partial(handler, host), body=body, **more)
-
-    ready: dict[str, Any] = {"response": ProbeReport, "summary": "Whether requests should be sent here."}
-    return [
-        post(
-            f"{prefix}/chat/completions", chat.create, ChatRequest, response=ChatResponse,
-            streams=True, events=(ChatChunk,), summary="Answer a conversation.",
-        ),
-        post(
-            f"{prefix}/completions", completions.create, CompletionRequest, response=TextResponse,
-            streams=True, events=(TextChunk,), summary="Complete one or more texts.",
-        ),
-        post(
-            f"{prefix}/chat/completions/render", render.chat, ChatRequest, response=RenderedRequest,
-            summary="The prompt of a conversation as token ids.",
-        ),
-        post(
-            f"{prefix}/completions/render", render.completions, CompletionRequest, response=list[RenderedRequest],
-            summary="The prompts of a completion as token ids.",
-        ),
-        get(f"{prefix}/models", models.listing, response=ModelList, summary="What is served."),
-        get(f"{prefix}/models/", models.retrieve, tail=True, response=ModelCard, summary="One of them."),
-        post(
-            "/tokenize", tokenize.tokenize, TokenizeRequest, response=TokenizeResponse,
-            summary="Token ids of a text, or of a conversation.",
-        ),
-        post(
-            "/detokenize", tokenize.detokenize, DetokenizeRequest, response=DetokenizeResponse,
-            summary="The text of token ids.",
-        ),
-        get("/tokenizer_info", tokenize.info, response=TokenizerInfo, summary="Facts about the tokenizer."),
-        post(
-            "/invocations", invocations.invoke, dict[str, Any], response=dict[str, Any],
-            summary="Any of them, by the fields of the body.",
-        ),
-        get("/health", probes.ready, "open", **ready),
-        get("/readyz", probes.ready, "open", **ready),
-        get("/ping", probes.ready, "open", **ready),
-        Route(method="POST", path="/ping", handler=partial(probes.ready, host), scope="open", **ready),
-        get("/", probes.welcome, "open", response=Welcome, summary="That the server is there."),
-        get("/livez", probes.live, "open", response=ProbeReport, summary="Whether the server needs a restart."),
-        get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
-        get("/version", probes.version, response=VersionBody, summary="The server's version."),
-        get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
-        *_metrics_route(host),
-        *pooling_routes(host, prefix),
-        *responses_routes(host, prefix),
-        *messages_routes(host, prefix),
-        *batch_routes.routes(host, prefix),
-        *kv_sessions.routes(host, prefix),
-        *admin_routes.routes(host, prefix),
-        *adapter_routes.routes(host, prefix),
-    ]  # fmt: skip
-
-
-def _metrics_route(host: ServerState) -> list[Route]:
-    """None where the metrics have a port of their own."""
-    if host.config.metrics not in ("open", "key"):
-        return []
-    return [
-        Route(
-            method="GET",
-            path=METRICS_PATH.decode(),
-            handler=partial(probes.metrics, host),
-            scope="open" if host.config.metrics == "open" else "api",
-            answers="text/plain",
-            summary="Metrics in Prometheus' text form.",
-        )
-    ]
 
 
 class App:

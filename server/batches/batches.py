@@ -1,15 +1,14 @@
 """/v1/batches."""
 
 import secrets
-import time
 
 import msgspec
 
 from troupellm.protocol.api.batches import Batch, BatchesQuery, BatchRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.server_state import ServerState
+from troupellm.server.storage.batches import new_batch, no_such
 
 LONGEST_SECONDS = 7 * 24 * 3600
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -17,28 +16,18 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 async def create(host: ServerState, exchange: Exchange, request: BatchRequest) -> None:
     """POST /v1/batches."""
-    batches = host.batches
-    batches.require_runner()
-    if request.endpoint not in batches.endpoints:
-        known = ", ".join(sorted(batches.endpoints))
+    host.batches.require_runner()
+    if request.endpoint not in host.batches.endpoints:
+        known = ", ".join(sorted(host.batches.endpoints))
         raise InvalidRequest(f"endpoint must be one of {known}", param="endpoint")
     window = request.completion_window
     seconds = int(window[:-1]) * _UNITS[window[-1]]
     if seconds > LONGEST_SECONDS:
         raise InvalidRequest("completion_window may be 7d at most", param="completion_window")
-    created = int(time.time())
-    batch = Batch(
-        id=f"batch_{secrets.token_hex(12)}",
-        endpoint=request.endpoint,
-        input_file_id=request.input_file_id,
-        completion_window=window,
-        status="validating",
-        created_at=created,
-        expires_at=created + seconds,
-        metadata=request.metadata,
-    )
+    name = f"batch_{secrets.token_hex(12)}"
+    batch = new_batch(name, request.endpoint, request.input_file_id, (window, seconds), request.metadata)
     life = None if request.output_expires_after is None else request.output_expires_after.seconds
-    await batches.store.add_batch(exchange.owner, batch, life)
+    await host.batches.store.add_batch(exchange.owner, batch, life)
     await exchange.respond(200, msgspec.json.encode(batch))
 
 
@@ -62,5 +51,5 @@ async def cancel(host: ServerState, exchange: Exchange, _: None) -> None:
 
 async def _answer(exchange: Exchange, batch: Batch | None) -> None:
     if batch is None:
-        raise HttpError(404, "there is no such batch", code="batch_not_found")
+        raise no_such("batch")
     await exchange.respond(200, msgspec.json.encode(batch))

@@ -1,5 +1,4 @@
-"""The number of lines of batches inside the engine: as many as leave room for interactive requests, and a share of
-them for each owner."""
+"""Lines of batches inside the engine: as many as leave room for interactive requests, shared between the owners."""
 
 import math
 
@@ -60,8 +59,7 @@ def has_room(snapshot: EngineSnapshot, rows: int, inside: int) -> bool:
 
 
 class Share:
-    """The lines of one owner: a number of them, and a pause while a limit of its key is reached. Lines that are out are
-    in flight, or wait to be asked."""
+    """Lines of one owner that are in flight or wait to be asked, and a pause while a limit of its key is reached."""
 
     def __init__(self, most: int, governor: Governor | None = None, *, longest_pause: float = math.inf) -> None:
         """

@@ -7,12 +7,12 @@ from msgspec import UNSET
 from troupellm.protocol.api.batches import FileDeleted, FileForm, FileObject, FilesQuery
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import BodyReader
-from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.json_body import invalid_field
-from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
+from troupellm.server.base.private_files import new_name
+from troupellm.server.base.upload import MEDIA, OVERHEAD_BYTES, Form, Upload
 from troupellm.server.host.server_state import ServerState
-from troupellm.server.storage.batches import new_file
+from troupellm.server.storage.batches import new_file, no_such
 
 SLOWEST_BYTES = 65_536
 """Per second: how fast an upload must be on average, beside the time that every body has."""
@@ -63,8 +63,7 @@ def _file(form: Form) -> FileObject:
         raise invalid_field(error, FileForm, "the form") from None
     if (given.anchor is UNSET) != (given.seconds is UNSET):
         raise InvalidRequest(f"{_LIFE} come together", param="expires_after", code="missing_required_parameter")
-    life = given.seconds if isinstance(given.seconds, int) else None
-    return new_file(form.filename, form.size, "batch", life)
+    return new_file(form.filename, form.size, "batch", given.seconds if isinstance(given.seconds, int) else None)
 
 
 async def listing(host: ServerState, exchange: Exchange, _: None) -> None:
@@ -85,7 +84,7 @@ async def delete(host: ServerState, exchange: Exchange, _: None) -> None:
     """DELETE /v1/files/{file_id}."""
     file_id = exchange.path_values["file_id"]
     if not await host.batches.store.delete_file(exchange.owner, file_id):
-        raise no_file()
+        raise no_such("file")
     await exchange.respond(200, msgspec.json.encode(FileDeleted(id=file_id)))
 
 
@@ -95,7 +94,7 @@ async def content(host: ServerState, exchange: Exchange, _: None) -> None:
     try:
         opened = await anyio.open_file(store.content(file.id), "rb")
     except FileNotFoundError:
-        raise no_file() from None  # deleted meanwhile
+        raise no_such("file") from None  # deleted meanwhile
     except OSError as error:
         raise store.refused(error) from error
     async with opened:
@@ -115,12 +114,8 @@ async def content(host: ServerState, exchange: Exchange, _: None) -> None:
         await exchange.write(b"", last=True)
 
 
-def no_file() -> HttpError:
-    return HttpError(404, "there is no such file", code="file_not_found")
-
-
 async def _find(host: ServerState, exchange: Exchange) -> FileObject:
     file = await host.batches.store.file(exchange.owner, exchange.path_values["file_id"])
     if file is None:
-        raise no_file()
+        raise no_such("file")
     return file

@@ -7,14 +7,12 @@ from typing import BinaryIO
 
 import anyio
 
-from troupellm.protocol.api.batches import BatchError, BatchErrors
+from troupellm.protocol.api.batches import BatchErrors
 from troupellm.protocol.api.caller import Caller
-from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.base.threads import offload
 from troupellm.server.batches.concurrency import Share
-from troupellm.server.batches.lines import Bad, Good, Lines, count_lines, failed
-from troupellm.server.batches.progress import Entry, Progress
-from troupellm.server.batches.run_line import answer_lines
+from troupellm.server.batches.lines import Bad, Good, Lines, answer_lines, count_lines, failed
+from troupellm.server.batches.progress import Entry, Progress, whole_batch
 from troupellm.server.host.internal_requests import Inside
 from troupellm.server.storage.batches import Store
 
@@ -24,9 +22,7 @@ _TOO_LATE = "this request was not answered before the completion window was over
 class Job:
     """`run` ends when the batch is over. `cancel` and `expire` end the asking, and it goes on to its output files."""
 
-    def __init__(
-        self, entry: Entry, store: Store, inside: Inside, share: Share, config: ServerConfig, *, tenant: str
-    ) -> None:
+    def __init__(self, entry: Entry, store: Store, inside: Inside, share: Share, *, tenant: str) -> None:
         """
         Args:
             share: of its owner.
@@ -37,8 +33,6 @@ class Job:
         self._inside = inside
         self._share = share
         self._caller = Caller(tenant, entry.owner)
-        self._longest = config.max_body_bytes
-        self._most = config.max_batch_lines
         self._progress = Progress(store, entry)
         self._asking = anyio.CancelScope()
         self._total = 0
@@ -74,20 +68,19 @@ class Job:
 
     async def _validate(self) -> BatchErrors | None:
         """Count the lines; why there is nothing to do, if so."""
-        code, message = "", ""
+        most = self._store.config.max_batch_lines
         try:
             with await offload(self._open) as source:
-                self._total = await offload(count_lines, source, self._most)
+                self._total = await offload(count_lines, source, most)
         except FileNotFoundError:
-            code, message = "invalid_file", "the input file is not there any more"
+            return whole_batch("invalid_file", "the input file is not there any more")
         except OSError as error:
             raise self._store.refused(error) from error
-        else:
-            if not self._total:
-                code, message = "empty_file", "the input file has no requests"
-            elif self._total > self._most:
-                code, message = "too_many_requests", f"a batch may have at most {self._most} requests"
-        return BatchErrors(data=[BatchError(code=code, message=message)]) if code else None
+        if not self._total:
+            return whole_batch("empty_file", "the input file has no requests")
+        if self._total > most:
+            return whole_batch("too_many_requests", f"a batch may have at most {most} requests")
+        return None
 
     async def _ask(self) -> None:
         """Have every line answered that is not yet."""
@@ -107,7 +100,7 @@ class Job:
         try:
             with await offload(self._open) as source:
                 endpoint = self.entry.batch.endpoint
-                lines = Lines(source, self._inside.urls, endpoint=endpoint, longest=self._longest)
+                lines = Lines(source, self._inside.urls, endpoint=endpoint, longest=self._store.config.max_body_bytes)
                 while group := await offload(lines.read):
                     for line in group:
                         if line.number not in done:

@@ -1,19 +1,25 @@
-"""The lines of a batch's files: read with a cap, checked, answered, and what a bad one gets instead of an answer."""
+"""Lines of a batch's files: read with a cap, checked, asked until they are answered; and the result of a bad one."""
 
 import hashlib
 import io
 import secrets
-from collections.abc import Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from functools import partial
 from typing import BinaryIO
 
+import anyio
 import msgspec
 
 from troupellm.protocol.api.batches import BatchLine, BatchResult, LineError, LineResponse
-from troupellm.server.host.internal_requests import Answered
+from troupellm.protocol.api.caller import NOBODY, Caller
+from troupellm.server.batches.concurrency import Share
+from troupellm.server.host.internal_requests import Answered, Inside
 
 GROUP_BYTES = 2**20
 GROUP_LINES = 256
 """Lines are read in groups of at most so many, and so many bytes (and one line more)."""
+MOST_ATTEMPTS = 5
+"""Of a line that the server could not answer; being told to come later is no attempt."""
 _BLANK = b" \t\r\n"
 
 
@@ -89,6 +95,50 @@ class Lines:
 
     def _bad(self, custom_id: str | None, code: str, message: str) -> Bad:
         return Bad(self._number, failed(custom_id, code, message, self._number))
+
+
+Keep = Callable[[int, BatchResult], Awaitable[None]]
+"""Stores the result of a line."""
+
+
+async def answer_lines(
+    inside: Inside, lines: AsyncIterator[Good | Bad], share: Share, keep: Keep, *, caller: Caller = NOBODY
+) -> None:
+    """Answer all lines. No more of them are in memory than the share lets out.
+
+    Args:
+        caller: the owner of the lines.
+    """
+    async with anyio.create_task_group() as group:
+        async for line in lines:
+            if isinstance(line, Bad):
+                await keep(line.number, line.result)
+            else:
+                await share.claim()
+                group.start_soon(partial(ask, inside, line, share, keep, caller=caller))
+
+
+async def ask(inside: Inside, line: Good, share: Share, keep: Keep, *, caller: Caller = NOBODY) -> None:
+    """Ask for a claimed line: patiently where the server has no room, a few times where it fails. It has its room in
+    the engine until `keep` has its result."""
+    attempts = 0
+    try:
+        while True:
+            await share.enter()
+            try:
+                answer = await inside.post(line.url, line.body, caller=caller)
+                attempts += answer.status != 429
+                wait = answer.retry_after if attempts < MOST_ATTEMPTS else None
+                if wait is None:
+                    if answer.retry_after is None:
+                        share.ended()
+                    await keep(line.number, answered(line, answer))
+                    return
+            finally:
+                share.leave()
+            share.pause(wait)
+    finally:
+        share.release()
 
 
 def answered(line: Good, answer: Answered) -> BatchResult:

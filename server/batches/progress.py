@@ -4,14 +4,15 @@ import time
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
 import anyio
 import msgspec
 
-from troupellm.protocol.api.batches import Batch, BatchResult, BatchStatus, FileObject
+from troupellm.protocol.api.batches import Batch, BatchError, BatchErrors, BatchResult, BatchStatus, FileObject
+from troupellm.server.base.private_files import create_private, new_name, sync
 from troupellm.server.base.threads import offload
 from troupellm.server.batches.lines import failed, is_good
-from troupellm.server.batches.upload import create_private, new_name, sync
 from troupellm.server.storage.batches import Store, new_file
 from troupellm.server.storage.batches_rows import BATCH, OPEN_STATUSES, add_usage, as_batch, count, save_batch, usage
 from troupellm.server.storage.database import reading, transaction
@@ -35,14 +36,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 async def unfinished(store: Store) -> list[Entry]:
     """Oldest first."""
+    query = f"SELECT number, owner, life, {BATCH} FROM batches WHERE status IN {OPEN_STATUSES} ORDER BY number"
+    rows = await store.read(lambda database: database.execute(query).fetchall())
+    return [Entry(number, owner, life, as_batch(tuple(rest))) for number, owner, life, *rest in rows]
 
-    def read(database: Connection) -> list[Entry]:
-        rows = database.execute(
-            f"SELECT number, owner, life, {BATCH} FROM batches WHERE status IN {OPEN_STATUSES} ORDER BY number"
-        ).fetchall()
-        return [Entry(number, owner, life, as_batch(tuple(rest))) for number, owner, life, *rest in rows]
 
-    return await store.read(read)
+def whole_batch(code: str, message: str) -> BatchErrors:
+    """The error of a batch none of whose lines is run."""
+    return BatchErrors(data=[BatchError(code=code, message=message)])
 
 
 class Progress:
@@ -85,8 +86,7 @@ class Progress:
     async def put_all(self, results: list[tuple[int, BatchResult]]) -> None:
         """Many at once."""
         for first in range(0, len(results), _CHUNK):
-            part = results[first : first + _CHUNK]
-            await self.transact(partial(self._write, results=part))
+            await self.transact(partial(self._write, results=results[first : first + _CHUNK]))
 
     def _write(self, database: Connection, results: list[tuple[int, BatchResult]]) -> None:
         number, owner = self.entry.number, self.entry.owner
@@ -121,8 +121,10 @@ class Progress:
         written: dict[bool, Path] = {good: self.store.incoming(new_name()) for good in (True, False)}
         try:
             sizes = {good: await self._copy(good, path) for good, path in written.items()}
-            files = {good: (self._file(good, size), written[good]) for good, size in sizes.items() if size}
-            await self.transact(lambda database: self._close(database, status, files))
+            names = {good: f"{self.entry.batch.id}_{'output' if good else 'error'}.jsonl" for good in sizes}
+            new = partial(new_file, purpose="batch_output", life=self.entry.life)
+            files = {good: new(names[good], size) for good, size in sizes.items() if size}
+            await self._close(status, files, written)
         except OSError as error:
             raise self.store.refused(error) from error
         finally:
@@ -148,27 +150,19 @@ class Progress:
             (self.entry.number, good, after, _CHUNK),
         ).fetchall()
 
-    def _file(self, good: bool, size: int) -> FileObject:
-        name = f"{self.entry.batch.id}_{'output' if good else 'error'}.jsonl"
-        return new_file(name, size, "batch_output", self.entry.life)
-
-    def _close(self, database: Connection, status: BatchStatus, files: dict[bool, tuple[FileObject, Path]]) -> None:
-        (held,) = database.execute(
-            "SELECT coalesce(sum(length(data)), 0) FROM results WHERE batch = ?", (self.entry.number,)
-        ).fetchone()
+    @transaction
+    def _close(
+        self, database: Connection, status: BatchStatus, files: dict[bool, FileObject], written: dict[bool, Path]
+    ) -> None:
+        key = (self.entry.number,)
+        (held,) = database.execute("SELECT coalesce(sum(length(data)), 0) FROM results WHERE batch = ?", key).fetchone()
         add_usage(database, self.entry.owner, -held)
-        database.execute("DELETE FROM results WHERE batch = ?", (self.entry.number,))
-        for file, path in files.values():
-            self.store.insert_file(database, self.entry.owner, file, path)
-        ids = {good: file.id for good, (file, _) in files.items()}
-        ended = msgspec.structs.replace(
-            self._read(database),
-            status=status,
-            output_file_id=ids.get(True),
-            error_file_id=ids.get(False),
-            **{f"{status}_at": int(time.time())},
-        )
-        save_batch(database, ended)
+        database.execute("DELETE FROM results WHERE batch = ?", key)
+        for good, file in files.items():
+            self.store.insert_file(database, self.entry.owner, file, written[good])
+        names = {"output_file_id" if good else "error_file_id": file.id for good, file in files.items()}
+        ended: dict[str, Any] = {**names, "status": status, f"{status}_at": int(time.time())}
+        save_batch(database, msgspec.structs.replace(self._read(database), **ended))
 
     def _read(self, database: Connection) -> Batch:
         row = database.execute(f"SELECT {BATCH} FROM batches WHERE number = ?", (self.entry.number,)).fetchone()

@@ -17,19 +17,18 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from troupellm.protocol.api.batches import BatchError, BatchErrors
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.base.errors import HttpError, flatten
 from troupellm.server.base.router import Route
 from troupellm.server.batches.concurrency import Governor, Share
 from troupellm.server.batches.job import Job
-from troupellm.server.batches.progress import Entry, Progress, unfinished
+from troupellm.server.batches.progress import Entry, Progress, unfinished, whole_batch
 from troupellm.server.host.internal_requests import Inside
 from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_schema import CONTENT, INCOMING, LOCK, SCHEMA, open_folder
+from troupellm.server.storage.batches_rows import CONTENT, INCOMING, LOCK, SCHEMA, open_folder
 from troupellm.server.storage.database import told_as_config_error
 
 logger = logging.getLogger("troupellm.server")
@@ -46,16 +45,13 @@ MOST_ACTIVE = 8
 class Runner:
     """Works until it is cancelled; what it was at is taken up again by the next one."""
 
-    def __init__(
-        self, store: Store, inside: Inside, engine: ServedEngine, config: ServerConfig, owners: Mapping[str, str]
-    ) -> None:
+    def __init__(self, store: Store, inside: Inside, engine: ServedEngine, owners: Mapping[str, str]) -> None:
         """owners: those that the gate knows, and their names."""
         self._store = store
         self._inside = inside
-        self._config = config
         self._owners = owners
         self._most = {tenant.name: tenant.max_concurrency for tenant in engine.config.scheduler.tenants}
-        self._governor = Governor(engine, config.batch_concurrency)
+        self._governor = Governor(engine, store.config.batch_concurrency)
         self._shares: dict[str, Share] = {}
         self._active: dict[int, Job] = {}
         self._unwanted: set[int] = set()
@@ -91,10 +87,8 @@ class Runner:
                 break
             waiting.remove(entry)
             tenant = self._owners.get(entry.owner, "")
-            if entry.owner not in self._shares:
-                self._shares[entry.owner] = self._governor.share(self._most.get(tenant))
-            share = self._shares[entry.owner]
-            job = Job(entry, self._store, self._inside, share, self._config, tenant=tenant)
+            share = self._shares.setdefault(entry.owner, self._governor.share(self._most.get(tenant)))
+            job = Job(entry, self._store, self._inside, share, tenant=tenant)
             self._active[entry.number] = job
             group.start_soon(self._work, job)
 
@@ -122,7 +116,7 @@ class Runner:
             if isinstance(error, HttpError):
                 raise error
             logger.error("batch %s has failed", job.entry.batch.id, exc_info=error)
-            errors = BatchErrors(data=[BatchError(code="internal_error", message="internal error")])
+            errors = whole_batch("internal_error", "internal error")
             await Progress(self._store, job.entry).set_status("failed", errors=errors)
         except HttpError:  # the disk; told already
             await anyio.sleep(RETRY_SECONDS)
@@ -168,7 +162,7 @@ async def running_batches(
     if config.files_dir is None:
         yield
         return
-    runner = Runner(host.batches.store, Inside(host, routes), engine, config, owners)
+    runner = Runner(host.batches.store, Inside(host, routes), engine, owners)
     async with anyio.create_task_group() as group:
         group.start_soon(runner.run)
         host.batches.runs = True

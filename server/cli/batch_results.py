@@ -19,8 +19,7 @@ from troupellm.protocol.api.batches import BatchResult
 from troupellm.protocol.errors import TroupeError
 from troupellm.server.base.threads import offload
 from troupellm.server.batches.concurrency import Share
-from troupellm.server.batches.lines import Bad, Good, Lines, is_good
-from troupellm.server.batches.run_line import answer_lines
+from troupellm.server.batches.lines import Bad, Good, Lines, answer_lines, is_good
 from troupellm.server.host.internal_requests import Inside
 
 AHEAD = 4

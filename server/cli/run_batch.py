@@ -125,7 +125,7 @@ async def _run(
 
     from troupellm.actors.engine.engine import Engine
     from troupellm.protocol.api.batches import BatchResult
-    from troupellm.server.app.app import routes
+    from troupellm.server.app.routes import routes
     from troupellm.server.base.errors import flatten
     from troupellm.server.cli.batch_results import answer_all, count
     from troupellm.server.host.internal_requests import Inside

@@ -106,9 +106,11 @@ async def _answer(engine: "Engine", prompt: str, *, chat: bool) -> str:
     """The model's answer. A model that cannot answer is still served, so its error is shown instead."""
     try:
         messages = [{"role": "user", "content": prompt}]
-        stream = engine.chat(messages, max_tokens=32, temperature=0.0) if chat else engine.stream(
-            prompt, max_tokens=32, temperature=0.0
-        )  # fmt: skip
+        stream = (
+            engine.chat(messages, max_tokens=32, temperature=0.0)
+            if chat
+            else engine.stream(prompt, max_tokens=32, temperature=0.0)
+        )
         async with stream:
             return "".join([delta.text async for delta in stream]).strip()
     except TroupeError as error:

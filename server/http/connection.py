@@ -60,9 +60,15 @@ class Connection(TCPServer):  # type: ignore[misc]
     def _protocol(self, group: TaskGroup, addresses: tuple[Any, Any]) -> "_Protocol":
         tls = self.writer.get_extra_info("ssl_object")
         arguments = (
-            self.app, self.config, self.context, group, ConnectionState(self.state), tls is not None, *addresses,
+            self.app,
+            self.config,
+            self.context,
+            group,
+            ConnectionState(self.state),
+            tls is not None,
+            *addresses,
             self.protocol_send,
-        )  # fmt: skip
+        )
         return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2", h2c=self.h2c)
 
     def takes_chunks(self, stream: object) -> bool:

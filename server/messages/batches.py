@@ -5,7 +5,6 @@ count as the key's files, and go with the batch.
 """
 
 import secrets
-import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,11 +25,11 @@ from troupellm.protocol.api.message_batches import (
 from troupellm.protocol.errors import Conflict, InvalidRequest
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.private_files import create_private, new_name, sync
 from troupellm.server.base.threads import offload
-from troupellm.server.batches.upload import create_private, new_name, sync
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages.batch_shapes import EXPIRED, canceled, name_of, result_of, shown
-from troupellm.server.storage.batches import Store, new_file
+from troupellm.server.storage.batches import Store, new_batch, new_file, no_such
 
 PREFIX: Final = "msgbatch_"
 WINDOW: Final = 24 * 3600
@@ -47,7 +46,7 @@ async def create(host: ServerState, prefix: str, exchange: Exchange, request: Me
     batches.require_runner()
     _check(request.requests, store.config.max_batch_lines)
     await store.check_room(exchange.owner)
-    name, created = f"{PREFIX}{secrets.token_hex(12)}", int(time.time())
+    name = f"{PREFIX}{secrets.token_hex(12)}"
     path = store.incoming(new_name())
     try:
         size = await offload(_write, path, request.requests, f"{prefix}/messages")
@@ -57,16 +56,7 @@ async def create(host: ServerState, prefix: str, exchange: Exchange, request: Me
         raise store.refused(error) from error
     finally:
         path.unlink(missing_ok=True)
-    batch = Batch(
-        id=name,
-        endpoint=f"{prefix}/messages",
-        input_file_id=file.id,
-        completion_window="24h",
-        status="validating",
-        created_at=created,
-        expires_at=created + WINDOW,
-        metadata={_REQUESTS: str(len(request.requests))},
-    )
+    batch = new_batch(name, f"{prefix}/messages", file.id, ("24h", WINDOW), {_REQUESTS: str(len(request.requests))})
     try:
         await store.add_batch(exchange.owner, batch, LIFE)
     except BaseException:
@@ -161,7 +151,7 @@ async def _find(host: ServerState, exchange: Exchange) -> Batch:
     name = exchange.path_values["batch_id"]
     batch = await host.batches.store.batch(exchange.owner, name) if name.startswith(PREFIX) else None
     if batch is None:
-        raise HttpError(404, "there is no such batch", code="batch_not_found")
+        raise no_such("batch")
     return batch
 
 

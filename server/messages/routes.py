@@ -60,7 +60,11 @@ def _batch_routes(host: ServerState, prefix: str) -> list[Route]:
 
     return [
         route(
-            "POST", base, batches.create, "Answer many messages, when there is room", MessageBatch,
+            "POST",
+            base,
+            batches.create,
+            "Answer many messages, when there is room",
+            MessageBatch,
             body=MessageBatchRequest,
         ),
         route("GET", base, batches.listing, "Batches of messages", MessageBatchList, query=MessageBatchesQuery),
@@ -68,4 +72,4 @@ def _batch_routes(host: ServerState, prefix: str) -> list[Route]:
         route("DELETE", one, batches.delete, "Forget a batch of messages", MessageBatchDeleted, problems=(409,)),
         route("POST", f"{one}/cancel", batches.cancel, "Answer no more of a batch", MessageBatch, problems=(409,)),
         route("GET", f"{one}/results", batches.results, "Results of a batch", None, answers="application/x-jsonl"),
-    ]  # fmt: skip
+    ]

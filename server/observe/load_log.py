@@ -60,9 +60,14 @@ class LoadLog:
             self._first, self._began, self._next = progress, now, now + SECONDS
             if self._terminal is not None:
                 self._bar = _Bar(
-                    desc=progress.detail, initial=progress.done, total=progress.total, unit="B", unit_scale=True,
-                    file=self._terminal, dynamic_ncols=True,
-                )  # fmt: skip
+                    desc=progress.detail,
+                    initial=progress.done,
+                    total=progress.total,
+                    unit="B",
+                    unit_scale=True,
+                    file=self._terminal,
+                    dynamic_ncols=True,
+                )
         self._last = progress
         if self._bar is not None:
             self._bar.total = progress.total

@@ -154,7 +154,6 @@ def _of_each(attribute: str, beside: str = "") -> Callable[[Mapping[str, VitalSi
     return values
 
 
-# fmt: off
 _FAMILIES = (
     gauge("loop_lag_seconds", "Worst lateness of the event loop in the last seconds.", _of_each("loop_lag"), "process"),
     gauge("tasks", "Tasks of the event loop.", _of_each("tasks"), "process"),
@@ -167,8 +166,7 @@ _FAMILIES = (
           "process"),
     gauge("http_bodies_waiting", "Bodies that wait for room.", _of_each("bodies_waiting", beside="connections"),
           "process"),
-)
-# fmt: on
+)  # fmt: skip
 
 
 class Vitals:

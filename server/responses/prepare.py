@@ -1,6 +1,8 @@
 """A response before it is generated: the conversation, the chat request, the answer's frame."""
 
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -50,7 +52,7 @@ async def make_plan(host: ServerState, exchange: Exchange, request: ResponsesReq
         ModelNotFound: the model is not served here.
         HttpError: 404, the request refers to an item that is not there.
     """
-    engine = host.require()
+    defaults = host.require().defaults
     model = await host.check_model(exchange, request.model)
     keep = _keeps(host.responses, request)
     kept = conversation_id(request)
@@ -70,12 +72,45 @@ async def make_plan(host: ServerState, exchange: Exchange, request: ResponsesReq
         translated, items = await offload(work) if packed or is_large(exchange) else work()
     await exchange.add_bytes(translated.unpacked, host.config.body_timeout)
     host.skipped.report(exchange, translated.skipped)
+    frame = _frame(request, translated, host.now(), defaults, name=name, model=model, kept=kept, keep=keep)
+    return Plan(
+        owner=owner,
+        chat=translated.chat,
+        names=translated.names,
+        namespaced=translated.tools.namespaced,
+        frame=frame,
+        items=items,
+        background=bool(request.background),
+        streaming=bool(request.stream),
+        sealing=ENCRYPTED in (request.include or []),
+        border=conversation.border,
+    )
+
+
+def _frame(
+    request: ResponsesRequest,
+    translated: Translated,
+    created_at: int,
+    defaults: Mapping[str, Any],
+    *,
+    name: str,
+    model: str,
+    kept: str | None,
+    keep: bool,
+) -> ResponseObject:
+    """The response before its first token.
+
+    Args:
+        defaults: of sampling parameters.
+        kept: the conversation that it belongs to.
+        keep: whether the response is to be kept.
+    """
     text, reasoning = request.text, request.reasoning
     given = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
-    frame = ResponseObject(
+    return ResponseObject(
         id=name,
         conversation=None if kept is None else ConversationReference(id=kept),
-        created_at=host.now(),
+        created_at=created_at,
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
         instructions=request.instructions,
@@ -89,26 +124,14 @@ async def make_plan(host: ServerState, exchange: Exchange, request: ResponsesReq
         reasoning=ReasoningEcho() if reasoning is None else ReasoningEcho(reasoning.effort, reasoning.summary),
         safety_identifier=request.safety_identifier,
         store=keep,
-        temperature=_given_or_default(request.temperature, engine.defaults.get("temperature")),
+        temperature=_given_or_default(request.temperature, defaults.get("temperature")),
         text={"format": {"type": "text"} if text is None or text.format is None else text.format} | given,
         tool_choice=translated.tools.choice,
         tools=translated.tools.kept,
         top_logprobs=request.top_logprobs or 0,
-        top_p=_given_or_default(request.top_p, engine.defaults.get("top_p")),
+        top_p=_given_or_default(request.top_p, defaults.get("top_p")),
         truncation=request.truncation or "disabled",
         user=request.user,
-    )
-    return Plan(
-        owner=owner,
-        chat=translated.chat,
-        names=translated.names,
-        namespaced=translated.tools.namespaced,
-        frame=frame,
-        items=items,
-        background=bool(request.background),
-        streaming=bool(request.stream),
-        sealing=ENCRYPTED in (request.include or []),
-        border=conversation.border,
     )
 
 

@@ -30,12 +30,6 @@ from troupellm.server.responses.listing import ItemsQuery
 def routes(host: ServerState, prefix: str) -> list[Route]:
     jobs = Jobs(host)
     base = f"{prefix}/responses"
-    one = f"{base}/{{response_id}}"
-
-    def of_one(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:
-        bound = partial(handler, host, jobs)
-        return Route(method=method, path=path, handler=bound, summary=summary, response=response, **more)
-
     return [
         Route(
             method="POST",
@@ -67,18 +61,39 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
             response=CompactedResponse,
             error_shape="responses",
         ),
-        of_one(
-            "GET", one, retrieve.retrieve, "A response that was kept", ResponseObject,
-            query=retrieve.RetrieveQuery, streams=True, events=EVENTS, own_end=True,
+        *_kept_routes(host, jobs, f"{base}/{{response_id}}"),
+        *_conversation_routes(host, f"{prefix}/conversations"),
+    ]
+
+
+def _kept_routes(host: ServerState, jobs: Jobs, one: str) -> list[Route]:
+    def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:
+        bound = partial(handler, host, jobs)
+        return Route(method=method, path=path, handler=bound, summary=summary, response=response, **more)
+
+    return [
+        route(
+            "GET",
+            one,
+            retrieve.retrieve,
+            "A response that was kept",
+            ResponseObject,
+            query=retrieve.RetrieveQuery,
+            streams=True,
+            events=EVENTS,
+            own_end=True,
         ),
-        of_one("DELETE", one, retrieve.delete, "Forget a response", DeletedResponse),
-        of_one("POST", f"{one}/cancel", retrieve.cancel, "Cancel a background response", ResponseObject),
-        of_one(
-            "GET", f"{one}/input_items", retrieve.input_items, "What a response was made from", InputItemList,
+        route("DELETE", one, retrieve.delete, "Forget a response", DeletedResponse),
+        route("POST", f"{one}/cancel", retrieve.cancel, "Cancel a background response", ResponseObject),
+        route(
+            "GET",
+            f"{one}/input_items",
+            retrieve.input_items,
+            "What a response was made from",
+            InputItemList,
             query=ItemsQuery,
         ),
-        *_conversation_routes(host, f"{prefix}/conversations"),
-    ]  # fmt: skip
+    ]
 
 
 def _conversation_routes(host: ServerState, base: str) -> list[Route]:

@@ -21,7 +21,7 @@ from troupellm.server.access.auth import owners_of
 from troupellm.server.access.host_and_origin import guard_of
 from troupellm.server.access.keys import read_keys, with_tenants
 from troupellm.server.api_processes.processes import ApiProcesses
-from troupellm.server.app.app import routes
+from troupellm.server.app.routes import routes
 from troupellm.server.base.errors import flatten
 from troupellm.server.base.exit_codes import EXIT_FAILED
 from troupellm.server.batches.runner import held_folder, running_batches

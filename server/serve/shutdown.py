@@ -148,8 +148,11 @@ class Shutdown:
         side.cut()
         logger.info(
             "drained in %.1f seconds: %d requests finished, %d were ended early, %d of them without taking the news",
-            time.monotonic() - began, waiting - late, late, cut,
-        )  # fmt: skip
+            time.monotonic() - began,
+            waiting - late,
+            late,
+            cut,
+        )
 
     def closing_seconds(self) -> float:
         """Seconds that connections have to read their last bytes: the rest of the drain, within limits."""

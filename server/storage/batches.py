@@ -6,7 +6,7 @@ API processes share the folder with the process that works on the batches.
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -17,23 +17,9 @@ from troupellm.protocol.api.batches import Batch, BatchList, FileList, FileObjec
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import Conflict, EngineOverloaded, InvalidRequest
 from troupellm.server.base.errors import HttpError
-from troupellm.server.storage.batches_rows import (
-    BATCH,
-    FILE,
-    OVER_STATUSES,
-    Wanted,
-    add_usage,
-    as_batch,
-    as_file,
-    count,
-    ends,
-    find_batch,
-    page_rows,
-    save_batch,
-    sync_folder,
-    usage,
-)
-from troupellm.server.storage.batches_schema import CONTENT, INCOMING, SCHEMA, STATE, open_folder
+from troupellm.server.base.private_files import sync_folder
+from troupellm.server.storage import batches_rows as rows
+from troupellm.server.storage.batches_rows import OVER_STATUSES
 from troupellm.server.storage.database import Database, reading, transaction
 
 KEPT_BATCHES = 10_000
@@ -51,15 +37,39 @@ def new_file(name: str, size: int, purpose: Purpose, life: int | None) -> FileOb
     return FileObject(id=file_id, bytes=size, created_at=created, expires_at=expires, filename=name, purpose=purpose)
 
 
+def no_such(kind: str) -> HttpError:
+    """The answer where it is not there, or another key's."""
+    return HttpError(404, f"there is no such {kind}", code=f"{kind}_not_found")
+
+
+def new_batch(
+    batch_id: str, endpoint: str, input_file_id: str, window: tuple[str, int], metadata: dict[str, str] | None
+) -> Batch:
+    """
+    Args:
+        window: the time for its completion, as it was written and in seconds.
+    """
+    created = int(time.time())
+    return Batch(
+        id=batch_id,
+        endpoint=endpoint,
+        input_file_id=input_file_id,
+        completion_window=window[0],
+        status="validating",
+        created_at=created,
+        expires_at=created + window[1],
+        metadata=metadata,
+    )
+
+
 class Store(Database):
     def __init__(self, config: ServerConfig) -> None:
         message = "the server cannot store or read files now"
+        refusal = partial(HttpError, 503, message, code="storage_failed", retry=True)
         self.enabled = config.files_dir is not None
         self.folder = Path(config.files_dir or ".")
         self.config = config
-        super().__init__(
-            SCHEMA, self.folder / STATE, partial(HttpError, 503, message, code="storage_failed", retry=True)
-        )
+        super().__init__(rows.SCHEMA, self.folder / rows.STATE, refusal)
 
     def require(self) -> None:
         """
@@ -71,13 +81,13 @@ class Store(Database):
             raise HttpError(404, message, code="not_configured")
 
     def _open(self) -> Connection:
-        return open_folder(self.folder)
+        return rows.open_folder(self.folder)
 
     def content(self, file_id: str) -> Path:
-        return self.folder / CONTENT / file_id
+        return self.folder / rows.CONTENT / file_id
 
     def incoming(self, name: str) -> Path:
-        return self.folder / INCOMING / name
+        return self.folder / rows.INCOMING / name
 
     # Files.
 
@@ -87,7 +97,7 @@ class Store(Database):
         Raises:
             EngineOverloaded: the owner has as many files or bytes as it may.
         """
-        await self._with_room(self.read, lambda database: self._check_room(database, owner, 1))
+        await self._count_refusal(self.read(lambda database: self._check_room(database, owner, 1)))
 
     async def add_file(self, owner: str, file: FileObject, written: Path) -> None:
         """A complete file takes its place.
@@ -100,7 +110,7 @@ class Store(Database):
             self._check_room(database, owner, file.bytes)
             self.insert_file(database, owner, file, written)
 
-        await self._with_room(self.transact, write)
+        await self._count_refusal(self.transact(write))
 
     async def file(self, owner: str, file_id: str) -> FileObject | None:
         return await self.read(lambda database: self.find_file(database, owner, file_id))
@@ -130,20 +140,20 @@ class Store(Database):
             InvalidRequest: there is no file `after`.
         """
         where, given = "(expires IS NULL OR expires > ?) AND purpose = coalesce(?, purpose)", (time.time(), purpose)
-        wanted = Wanted(owner, after, newest, limit)
-        rows, more = page_rows(database, f"{FILE} FROM files", where, given, wanted)
-        data = [as_file(row) for row in rows]
-        return FileList(data=data, **ends(data, more=more))
+        source = f"{rows.FILE} FROM files"
+        return FileList(
+            **rows.page(database, source, rows.as_file, owner, where, given, after=after, newest=newest, limit=limit)
+        )
 
     @transaction
     def purge(self, database: Connection) -> None:
         """Remove files that have expired."""
-        rows = database.execute(
+        expired = database.execute(
             "SELECT id FROM files WHERE expires <= ? AND NOT EXISTS "
             f"(SELECT 1 FROM batches WHERE input = files.id AND status NOT IN {OVER_STATUSES})",
             (time.time(),),
         ).fetchall()
-        for (file_id,) in rows:
+        for (file_id,) in expired:
             self._remove_file(database, file_id)
 
     # Batches.
@@ -178,7 +188,7 @@ class Store(Database):
         )
 
     async def batch(self, owner: str, batch_id: str) -> Batch | None:
-        return await self.read(lambda database: find_batch(database, owner, batch_id))
+        return await self.read(lambda database: rows.find_batch(database, owner, batch_id))
 
     @reading
     def batches(
@@ -200,11 +210,9 @@ class Store(Database):
         Raises:
             InvalidRequest: there is no batch `after` or `before`.
         """
-        wanted = Wanted(owner, after if before is None else before, before is None, limit)
-        given = (len(prefix), prefix)
-        rows, more = page_rows(database, f"{BATCH} FROM batches", "substr(id, 1, ?) = ?", given, wanted)
-        data = [as_batch(row) for row in (rows if wanted.newest else reversed(rows))]
-        return BatchList(data=data, **ends(data, more=more))
+        source, where, given = f"{rows.BATCH} FROM batches", "substr(id, 1, ?) = ?", (len(prefix), prefix)
+        page = rows.page(database, source, rows.as_batch, owner, where, given, after=after, before=before, limit=limit)
+        return BatchList(**page)
 
     @transaction
     def cancel_batch(self, database: Connection, owner: str, batch_id: str) -> Batch | None:
@@ -212,31 +220,29 @@ class Store(Database):
         Raises:
             Conflict: it is over, or about to be.
         """
-        batch = find_batch(database, owner, batch_id)
+        batch = rows.find_batch(database, owner, batch_id)
         if batch is None or batch.status in ("cancelling", "cancelled"):
             return batch
         if batch.status not in ("validating", "in_progress"):
             raise Conflict(f"the batch is {batch.status} and cannot be cancelled", code="batch_over")
         changed = msgspec.structs.replace(batch, status="cancelling", cancelling_at=int(time.time()))
-        save_batch(database, changed)
+        rows.save_batch(database, changed)
         return changed
 
-    async def delete_batch(self, owner: str, batch_id: str) -> None:
+    @transaction
+    def delete_batch(self, database: Connection, owner: str, batch_id: str) -> None:
         """Forget a batch that is over; its files stay."""
-        await self.transact(
-            lambda database: database.execute(
-                f"DELETE FROM batches WHERE id = ? AND owner = ? AND status IN {OVER_STATUSES}", (batch_id, owner)
-            )
-        )
+        where = f"id = ? AND owner = ? AND status IN {OVER_STATUSES}"
+        database.execute(f"DELETE FROM batches WHERE {where}", (batch_id, owner))
 
     # Inside a transaction.
 
     def find_file(self, database: Connection, owner: str, file_id: str) -> FileObject | None:
         row = database.execute(
-            f"SELECT {FILE} FROM files WHERE id = ? AND owner = ? AND (expires IS NULL OR expires > ?)",
+            f"SELECT {rows.FILE} FROM files WHERE id = ? AND owner = ? AND (expires IS NULL OR expires > ?)",
             (file_id, owner, time.time()),
         ).fetchone()
-        return None if row is None else as_file(row)
+        return None if row is None else rows.as_file(row)
 
     def insert_file(self, database: Connection, owner: str, file: FileObject, written: Path) -> None:
         """Its bytes are in `written`, and on the disk."""
@@ -244,29 +250,27 @@ class Store(Database):
             "INSERT INTO files (id, owner, filename, purpose, bytes, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (file.id, owner, file.filename, file.purpose, file.bytes, file.created_at, file.expires_at),
         )
-        add_usage(database, owner, file.bytes)
+        rows.add_usage(database, owner, file.bytes)
         os.replace(written, self.content(file.id))
-        sync_folder(self.folder / CONTENT)
+        sync_folder(self.folder / rows.CONTENT)
 
-    async def _with_room(
-        self, transact: Callable[[Callable[[Connection], None]], Awaitable[None]], work: Callable[[Connection], None]
-    ) -> None:
+    async def _count_refusal(self, work: Awaitable[None]) -> None:
         try:
-            await transact(work)
+            await work
         except EngineOverloaded:
-            await self.transact(lambda database: count(database, "refused"))  # what was refused was rolled back
+            await self.transact(lambda database: rows.count(database, "refused"))  # what was refused was rolled back
             raise
 
     def _remove_file(self, database: Connection, file_id: str) -> None:
         owner, size = database.execute("SELECT owner, bytes FROM files WHERE id = ?", (file_id,)).fetchone()
         database.execute("DELETE FROM files WHERE id = ?", (file_id,))
-        add_usage(database, owner, -size)
+        rows.add_usage(database, owner, -size)
         self.content(file_id).unlink(missing_ok=True)
 
     def _check_room(self, database: Connection, owner: str, size: int) -> None:
         (number,) = database.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
         if number >= self.config.max_files:
             raise EngineOverloaded(f"there are {number} files, which is the most: delete some", retry_after=60.0)
-        if usage(database, owner) + size > self.config.max_stored_bytes:
+        if rows.usage(database, owner) + size > self.config.max_stored_bytes:
             most = self.config.max_stored_bytes
             raise EngineOverloaded(f"files may have {most} bytes together: delete some", retry_after=60.0)

@@ -24,31 +24,25 @@ MAX_UPLOADS_OF_ONE = 4
 
 
 class FolderCounts(msgspec.Struct, frozen=True):
+    """Of the whole folder, in every process."""
+
     files: int = 0
     bytes: int = 0
-    batches: dict[str, int] = {}
+    refused: int = 0
+    batches: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(get_args(BatchStatus), 0))
     waiting: int = 0
     """Lines of unfinished batches that have no answer."""
-    counts: dict[str, int] = {}
-
-
-def _batches(folder: FolderCounts) -> dict[str, int]:
-    return {status: folder.batches.get(status, 0) for status in get_args(BatchStatus)}
-
-
-def _lines(folder: FolderCounts) -> dict[str, int]:
-    return {result: folder.counts.get(result, 0) for result in ("completed", "failed")}
+    lines: dict[str, int] = msgspec.field(default_factory=lambda: {"completed": 0, "failed": 0})
 
 
 _FAMILIES = (
     gauge("files", "Files that are stored.", "files"),
     gauge("files_bytes", "Bytes of files, and of answers to batches.", "bytes"),
-    counter("files_refused", "Files refused for want of room.", lambda folder: folder.counts.get("refused", 0)),
-    gauge("batches", "Batches by status.", _batches, "status"),
+    counter("files_refused", "Files refused for want of room.", "refused"),
+    gauge("batches", "Batches by status.", "batches", "status"),
     gauge("batch_lines_waiting", "Lines without an answer.", "waiting"),
-    counter("batch_lines", "Lines by what came of them.", _lines, "result"),
+    counter("batch_lines", "Lines by what came of them.", "lines", "result"),
 )
-"""Of the whole folder, in every process."""
 _OWN_FAMILIES = (
     gauge("files_limit_bytes", "Bytes that a key may have.", "store.config.max_stored_bytes"),
     gauge("files_uploading", "Uploads under way in this process.", "uploads"),
@@ -115,11 +109,12 @@ class Batches:
 
 
 def _read(database: Connection) -> FolderCounts:
-    (files,) = database.execute("SELECT count(*) FROM files").fetchone()
-    (size,) = database.execute("SELECT coalesce(sum(bytes), 0) FROM usage").fetchone()
-    (waiting,) = database.execute(
-        f"SELECT coalesce(sum(total - completed - failed), 0) FROM batches WHERE status IN {OPEN_STATUSES}"
+    none = FolderCounts()
+    files, size, waiting = database.execute(
+        "SELECT (SELECT count(*) FROM files), (SELECT coalesce(sum(bytes), 0) FROM usage), "
+        f"coalesce(sum(total - completed - failed), 0) FROM batches WHERE status IN {OPEN_STATUSES}"
     ).fetchone()
-    batches = dict(database.execute("SELECT status, count(*) FROM batches GROUP BY status").fetchall())
-    counts = dict(database.execute("SELECT name, number FROM counts").fetchall())
-    return FolderCounts(files=files, bytes=size, batches=batches, waiting=waiting, counts=counts)
+    batches = none.batches | dict(database.execute("SELECT status, count(*) FROM batches GROUP BY status").fetchall())
+    lines = none.lines | dict(database.execute("SELECT name, number FROM counts").fetchall())
+    refused = lines.pop("refused", 0)
+    return FolderCounts(files=files, bytes=size, refused=refused, batches=batches, waiting=waiting, lines=lines)

@@ -104,11 +104,22 @@ class ResponseStore(Database):
                 "INSERT INTO responses (id, owner, previous, status, background, logged, body, items, bytes, used, "
                 "expires, runner, lease, border) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    stored.id, owner, stored.previous, stored.status, stored.background, stored.logged, stored.body,
-                    stored.items, stored.size, now, now + self._seconds, self._runner, time.monotonic(),
+                    stored.id,
+                    owner,
+                    stored.previous,
+                    stored.status,
+                    stored.background,
+                    stored.logged,
+                    stored.body,
+                    stored.items,
+                    stored.size,
+                    now,
+                    now + self._seconds,
+                    self._runner,
+                    time.monotonic(),
                     stored.border,
                 ),
-            )  # fmt: skip
+            )
             evict(database, now, self._entries, self._bytes)
             left = database.execute("SELECT 1 FROM responses WHERE id = ?", (stored.id,)).fetchone()
             return left is not None

@@ -54,9 +54,15 @@ def read_row(database: Connection, owner: str, name: str, *, conversation: bool 
         return None
     database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, name))
     return StoredResponse(
-        id=row[0], previous=row[1], status=row[2], background=bool(row[3]), logged=bool(row[4]), body=row[5],
-        items=row[6], border=row[7],
-    )  # fmt: skip
+        id=row[0],
+        previous=row[1],
+        status=row[2],
+        background=bool(row[3]),
+        logged=bool(row[4]),
+        body=row[5],
+        items=row[6],
+        border=row[7],
+    )
 
 
 def size_of(

@@ -74,11 +74,21 @@ class FakeWorker:
         progress(LoadProgress(phase="weights", done=1, total=1))
         self.on_load()
         self.ready = WorkerReady(
-            vocab_width=VOCABULARY, max_model_len=self.max_model_len, num_blocks=self.num_blocks,
-            block_size=config.cache.block_size, groups=(CacheGroup(num_layers=1),), dtype="float32", device="cpu",
-            architecture="Fake", num_parameters=1, weight_bytes=1, kv_cache_bytes=1, activation_bytes=1,
-            memory_free_bytes=1, load_seconds=0.0,
-        )  # fmt: skip
+            vocab_width=VOCABULARY,
+            max_model_len=self.max_model_len,
+            num_blocks=self.num_blocks,
+            block_size=config.cache.block_size,
+            groups=(CacheGroup(num_layers=1),),
+            dtype="float32",
+            device="cpu",
+            architecture="Fake",
+            num_parameters=1,
+            weight_bytes=1,
+            kv_cache_bytes=1,
+            activation_bytes=1,
+            memory_free_bytes=1,
+            load_seconds=0.0,
+        )
         return self.ready
 
     def launch(self, plan: StepPlan) -> _Ticket:
@@ -108,9 +118,14 @@ class FakeWorker:
                 held.append(next_token(held))
                 tokens.append(held[-1])
         result = StepResult(
-            step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs,
-            token_counts=tuple(counts), tokens=tuple(tokens), errors=tuple(errors),
-        )  # fmt: skip
+            step=plan.step,
+            engine_epoch=plan.engine_epoch,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            token_counts=tuple(counts),
+            tokens=tuple(tokens),
+            errors=tuple(errors),
+        )
         return _Ticket(plan.step, result)
 
     def collect(self, ticket: _Ticket) -> StepResult:

@@ -66,7 +66,7 @@ def response(custom_id: str, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": given}
 
 
-async def test_what_a_line_stores_is_its_owners(serving: Any) -> None:
+async def test_responses_stored_by_a_line_belong_to_its_owner(serving: Any) -> None:
     keys = ("sk-one", "sk-two")
     ask = partial(started, endpoint="/v1/responses")
     async with serving(api_key=keys) as served, sdk(served, keys[0]) as one, sdk(served, keys[1]) as two:

@@ -94,7 +94,7 @@ async def test_files_are_listed_read_and_deleted(serving: Any) -> None:
             await client.files.create(file=("a", b"x"), purpose="fine-tune")
 
 
-async def test_what_cannot_be_a_batch(serving: Any) -> None:
+async def test_a_batch_with_a_wrong_field_is_refused(serving: Any) -> None:
     async with serving(max_batch_lines=3) as served, sdk(served) as client:
         file = await uploaded(client, [line(0)])
         for wrong in (

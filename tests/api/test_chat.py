@@ -46,8 +46,9 @@ async def test_stream_gives_the_same_answer_in_the_exact_order(tiny_engine):
     assert tokens == whole["choices"][0]["token_ids"]
     assert whole["prompt_token_ids"]
     assert [event.get("prompt_token_ids") for event in events] == [
-        whole["prompt_token_ids"], *[None] * (len(events) - 1)
-    ]  # fmt: skip
+        whole["prompt_token_ids"],
+        *[None] * (len(events) - 1),
+    ]
     assert len({event["id"] for event in events}) == 1
     assert ["system_fingerprint" in event for event in events] == [False] * (len(events) - 1) + [True]
 
@@ -145,7 +146,7 @@ async def test_max_completion_tokens_is_the_same_limit(tiny_engine):
         ({"user": "someone", "metadata": {"a": "b"}, "frobnicate": 1}, None),
     ],
 )
-async def test_what_is_not_served_is_refused_by_name(tiny_engine, fields, param):
+async def test_unsupported_chat_fields_are_refused_by_name(tiny_engine, fields, param):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         response = await client.post("/v1/chat/completions", json=QUESTION | fields)
     assert response.status_code == (200 if param is None else 400), response.text

@@ -65,7 +65,7 @@ async def test_beams_over_completions_and_chat(tiny_engine):
         ({"n": 60, "use_beam_search": True, "max_tokens": 4000}, "n"),
     ],
 )
-async def test_what_cannot_be_chosen_is_refused_by_name(tiny_engine, fields, param):
+async def test_impossible_numbers_of_choices_are_refused_by_name(tiny_engine, fields, param):
     async with (
         tiny_engine(num_gpu_blocks_override=600) as engine,
         running_server(engine) as served,

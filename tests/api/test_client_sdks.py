@@ -86,9 +86,16 @@ def types_of(events: list[dict[str, Any]]) -> list[str]:
 def check_text_events(events: list[dict[str, Any]], text: str) -> None:
     """The stream of an answer of one text that ends at its limit of eight tokens."""
     assert types_of(events) == [
-        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
-        "content_part.done", "output_item.done", "incomplete",
-    ]  # fmt: skip
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "incomplete",
+    ]
     created, begun, added, part = events[:4]
     assert created["response"]["status"] == begun["response"]["status"] == "in_progress"
     assert created["response"]["output"] == added["item"]["content"] == []
@@ -107,9 +114,14 @@ def check_text_events(events: list[dict[str, Any]], text: str) -> None:
 def check_call_events(events: list[dict[str, Any]]) -> None:
     """The stream of an answer that is one call."""
     assert types_of(events) == [
-        "created", "in_progress", "output_item.added", "function_call_arguments.delta", "function_call_arguments.done",
-        "output_item.done", "completed",
-    ]  # fmt: skip
+        "created",
+        "in_progress",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
     added, (done, item_done, last) = events[2], events[-3:]
     assert (added["item"]["type"], added["item"]["name"], added["item"]["arguments"]) == ("function_call", "add", "")
     said = "".join(event["delta"] for event in events if event["type"].endswith("arguments.delta"))

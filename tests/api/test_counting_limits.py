@@ -54,7 +54,7 @@ async def keyed(tiny_engine, tmp_path, fronts):
 
 
 @pytest.mark.parametrize("fronts", [False, True], ids=["one process", "a front"])
-async def test_what_is_counted_is_taken_from_the_limits_of_the_key(tiny_engine, tmp_path, fronts):
+async def test_counted_tokens_are_taken_from_the_limits_of_the_key(tiny_engine, tmp_path, fronts):
     async with keyed(tiny_engine, tmp_path, fronts) as served, served.client(key="sk-a") as client:
         left = 6000
         for path, body in COUNTING.items():
@@ -105,7 +105,7 @@ EDITED = {
 }
 
 
-async def test_what_edits_of_the_context_count_is_taken_from_the_limits_once(tiny_engine, tmp_path):
+async def test_tokens_counted_for_context_edits_are_taken_from_the_limits_once(tiny_engine, tmp_path):
     message = EDITED | {"max_tokens": 1}
     async with keyed(tiny_engine, tmp_path, fronts=False) as served, served.client(key="sk-two") as client:
         answers = [await client.post("/v1/messages", json=message) for _ in range(2)]

@@ -243,7 +243,7 @@ async def test_a_request_of_codex_is_answered_as_a_stream(builtin_engine):
     assert probe.usage.output_tokens == 1
 
 
-async def test_what_claude_code_sends(builtin_engine):
+async def test_requests_as_claude_code_sends_them_are_answered(builtin_engine):
     """System blocks with cache marks, thinking in the history, tools of both kinds, beta headers, streamed."""
     mark = {"cache_control": {"type": "ephemeral"}}
     system = [{"type": "text", "text": "You are a coding agent."} | mark, {"type": "text", "text": "Be brief."} | mark]

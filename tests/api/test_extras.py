@@ -56,11 +56,13 @@ async def asked(engine: Any, name: str) -> list[tuple[Any, ...]]:
     completion = await engine.generate(prompt(name), **options)
     return [
         (
-            choice.token_ids, choice.text, choice.finish_reason,
+            choice.token_ids,
+            choice.text,
+            choice.finish_reason,
             [[(top.token_id, top.rank) for top in entry.top] for entry in choice.logprobs or ()],
         )
         for choice in completion.choices
-    ]  # fmt: skip
+    ]
 
 
 async def asked_together(engine: Any) -> dict[str, Any]:
@@ -213,9 +215,11 @@ async def test_an_error_before_the_first_token_is_a_real_status(tiny_engine):
                 ("/v1/completions", {"prompt": ["x", "y"]}),
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}),
             ):
-                failed = await posted(served, route, body | {"stream": stream, "logits_processors": [
-                    {"name": "broken", "args": {"how": "raise"}}
-                ]})  # fmt: skip
+                failed = await posted(
+                    served,
+                    route,
+                    body | {"stream": stream, "logits_processors": [{"name": "broken", "args": {"how": "raise"}}]},
+                )
                 assert failed.status_code == 500, failed.text
                 assert failed.json()["error"]["code"] == "engine_request_failed"
                 assert "secret" not in failed.text
@@ -329,9 +333,15 @@ async def test_thinking_has_a_budget(tiny_engine):
 async def test_echo_names_and_ids_on_chat(tiny_engine):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
     body = {
-        "messages": messages, "continue_final_message": True, "echo": True, "request_id": "mine.7", "logprobs": True,
-        "top_logprobs": 1, "return_tokens_as_token_ids": True, "ignore_eos": True,
-    }  # fmt: skip
+        "messages": messages,
+        "continue_final_message": True,
+        "echo": True,
+        "request_id": "mine.7",
+        "logprobs": True,
+        "top_logprobs": 1,
+        "return_tokens_as_token_ids": True,
+        "ignore_eos": True,
+    }
     async with tiny_engine() as engine, running_server(engine) as served:
         whole = (await posted(served, "/v1/chat/completions", body)).json()
         plain = (await posted(served, "/v1/chat/completions", body | {"echo": False})).json()

@@ -88,9 +88,11 @@ async def test_answers_metrics_and_probes_over_two_fronts(checkpoint, tiny_engin
         async def ask(number: int, client: Any) -> None:
             extra = {"return_token_ids": True}
             stream = await client.completions.create(
-                model="tiny", stream=True, extra_body=extra | {"ignore_eos": True},
+                model="tiny",
+                stream=True,
+                extra_body=extra | {"ignore_eos": True},
                 **{name: value for name, value in requests[number].items() if name != "ignore_eos"},
-            )  # fmt: skip
+            )
             chunks = [chunk async for chunk in stream]
             answers[number] = [token for chunk in chunks for token in chunk.choices[0].token_ids]
 

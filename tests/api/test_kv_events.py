@@ -76,7 +76,7 @@ async def test_without_the_setting_there_are_none(tiny_engine: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", MODES)
-async def test_whatever_process_they_come_from(checkpoint: Path, flags: tuple[str, ...]) -> None:
+async def test_kv_events_are_followed_from_any_process_layout(checkpoint: Path, flags: tuple[str, ...]) -> None:
     given = ("--admin-api-key", "root-key", "--kv-events", "keys", *flags)
     async with ready_process(checkpoint, *given) as server, server.client() as client:
         got: list[dict[str, Any]] = []

@@ -50,7 +50,7 @@ async def test_whole_and_streamed_say_the_same(tiny_engine):
     assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
 
 
-async def test_what_was_asked_for_is_told_again(tiny_engine):
+async def test_a_response_repeats_the_parameters_of_its_request(tiny_engine):
     asked = {"instructions": "Be kind.", "metadata": {"a": "b"}, "user": "me", "parallel_tool_calls": False}
     async with tiny_engine() as engine, sdk(engine) as (client, _):
         response = await client.responses.create(input="Hi", top_p=0.5, max_tool_calls=3, **asked, **GREEDY)

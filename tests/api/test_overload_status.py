@@ -13,7 +13,8 @@ from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.api.caller import NOBODY
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.access.keys import read_keys
-from troupellm.server.app.app import asgi, routes
+from troupellm.server.app.app import asgi
+from troupellm.server.app.routes import routes
 from troupellm.server.host.internal_requests import Inside
 from troupellm.server.host.server_state import ServerState
 from troupellm.tests.support.servers.front_pair import front_pair

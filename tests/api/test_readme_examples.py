@@ -34,7 +34,7 @@ def test_the_embedding_program_answers_and_streams(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.anyio
-async def test_what_is_sent_to_the_server_is_answered(
+async def test_examples_that_ask_the_server_are_answered(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_PROXY", "no_proxy"):

@@ -115,8 +115,12 @@ async def test_thoughts_are_counted_switched_off_and_left_out(tmp_path):
         body = asking("<think>12345</think>\n\nyes", max_tokens=100)
         answer = await whole(client, body)
         assert answer["choices"][0]["message"] == {
-            "role": "assistant", "content": "yes", "refusal": None, "reasoning": "12345", "reasoning_content": "12345",
-        }  # fmt: skip
+            "role": "assistant",
+            "content": "yes",
+            "refusal": None,
+            "reasoning": "12345",
+            "reasoning_content": "12345",
+        }
         assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
         content, reasoning, _, _, usage = await streamed(client, body)
         assert (content, reasoning) == ("yes", "12345")

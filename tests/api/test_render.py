@@ -44,7 +44,7 @@ async def test_every_prompt_of_a_completion_is_rendered(tiny_engine):
         (TEXT, {"prompt": [10**6]}, None),
     ],
 )
-async def test_what_would_be_refused_is_not_rendered(tiny_engine, path, body, code):
+async def test_render_refuses_the_bodies_that_generation_refuses(tiny_engine, path, body, code):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         answers = [await client.post(place, json=body) for place in (path, f"{path}/render")]
     assert [answer.status_code for answer in answers] == [400, 400], answers[1].text

@@ -37,9 +37,16 @@ async def test_a_connection_remembers_its_last_response(tiny_engine):
             second = (await socket.ask(input="Two", previous_response_id=first["id"], **GREEDY))[-1]["response"]
             lost = await socket.ask(input="Two", previous_response_id=first["id"], **GREEDY)
         async with open_socket(served) as socket:
-            whole = (await socket.ask(input=[
-                {"role": "user", "content": "One"}, *first["output"], {"role": "user", "content": "Two"},
-            ], **GREEDY))[-1]["response"]  # fmt: skip
+            whole = (
+                await socket.ask(
+                    input=[
+                        {"role": "user", "content": "One"},
+                        *first["output"],
+                        {"role": "user", "content": "Two"},
+                    ],
+                    **GREEDY,
+                )
+            )[-1]["response"]
             foreign = await socket.ask(input="Two", previous_response_id=second["id"], **GREEDY)
     assert text_of(second) == text_of(whole)
     for frames in (lost, foreign):

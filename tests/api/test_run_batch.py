@@ -116,7 +116,7 @@ def test_a_bar_shows_how_many_requests_are_answered_and_from_where_a_run_goes_on
     assert [(bar.total, bar.begun, bar.done, bar.failed) for bar in bars] == [(31, 0, 31, 1), (31, 10, 31, 1)]
 
 
-def test_what_is_no_beginning_of_the_results_is_refused(
+def test_an_output_file_of_other_results_is_refused(
     checkpoint: Path, requests: Path, tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "out.jsonl"

@@ -96,7 +96,7 @@ async def test_loading_and_draining_are_503_with_the_reason(tiny_engine):
     assert ready.status_code == 503
 
 
-async def test_what_is_refused_while_loading_says_how_far_it_is(tiny_engine):
+async def test_refusals_while_loading_say_how_far_it_is(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         served.host.engine, served.host.loading = None, True
         served.host.report(LoadProgress(phase="weights", done=3, total=4))
@@ -204,7 +204,7 @@ GARBAGE = {
 }
 
 
-async def test_what_is_no_request_gets_our_kind_of_error(tiny_engine):
+async def test_bytes_that_are_no_request_get_an_error_in_the_apis_shape(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served:
         for request, (status, code) in GARBAGE.items():
             connection = await served.raw(request)

@@ -159,7 +159,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_wrong_or_has_no_place_is_refused_by_name(tiny_engine: Any, stream: bool) -> None:
+async def test_wrong_and_misplaced_extra_fields_are_refused_by_name(tiny_engine: Any, stream: bool) -> None:
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         for route, fields in REFUSED.items():
             for name, value in fields.items():

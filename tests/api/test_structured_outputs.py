@@ -122,7 +122,7 @@ async def test_an_answer_in_json_mode_is_an_object(tiny_engine):
         ({"structured_outputs": {"json": False}}, "structured_outputs.json", "false"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_by_name(tiny_engine, fields, param, word):
+async def test_unsupported_schemas_are_refused_by_name(tiny_engine, fields, param, word):
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 2}
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         response = await client.post("/v1/completions", json=body | fields)

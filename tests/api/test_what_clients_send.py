@@ -101,7 +101,7 @@ def joined(chunks: list[dict[str, Any]]) -> tuple[str, list[list[str]], list[str
     return content, calls, reasons
 
 
-async def test_what_the_ai_sdk_sends_to_chat(builtin_engine):
+async def test_requests_of_the_ai_sdk_to_chat_are_answered(builtin_engine):
     """Steps of `generateText` and `streamText` with tools, and `generateObject` by a schema as zod writes it."""
     asked = {"model": "troupe", "max_tokens": 200, "temperature": 0}
     step = asked | {"messages": [{"role": "user", "content": ASK}], "tools": TOOLS, "tool_choice": "auto"}
@@ -146,7 +146,7 @@ async def test_what_the_ai_sdk_sends_to_chat(builtin_engine):
     assert all(isinstance(value, float) for vector in vectors for value in vector)
 
 
-async def test_what_the_ai_sdk_sends_to_responses(builtin_engine):
+async def test_requests_of_the_ai_sdk_to_responses_are_answered(builtin_engine):
     """Its default for `openai(...)`: what was stored is referred to by its id in the next step."""
     tool = {"type": "function"} | WEATHER | {"parameters": CLOSED, "strict": False}
     user = {"role": "user", "content": [{"type": "input_text", "text": ASK}]}
@@ -174,7 +174,7 @@ async def test_what_the_ai_sdk_sends_to_responses(builtin_engine):
     assert (part["type"], part["annotations"]) == ("output_text", [])
 
 
-async def test_what_llama_index_sends(builtin_engine):
+async def test_requests_of_llama_index_are_answered(builtin_engine):
     """`OpenAILike` with tools: what it adds up from a stream of calls goes into the next request."""
     tools = [tool | {"function": tool["function"] | {"strict": False}} for tool in TOOLS]
     step = {"model": "troupe", "max_tokens": 200, "temperature": 0, "tools": tools, "tool_choice": "auto"}
@@ -196,7 +196,7 @@ async def test_what_llama_index_sends(builtin_engine):
     assert "21" in answer.choices[0].message.content
 
 
-async def test_what_anything_llm_sends(builtin_engine):
+async def test_requests_of_anything_llm_are_answered(builtin_engine):
     """Documents in the system message, and earlier turns."""
     context = "\nContext:\n[CONTEXT 0]:\nThe fox is red.\n[END CONTEXT 0]\n\n"
     messages = [

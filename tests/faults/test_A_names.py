@@ -19,7 +19,7 @@ def anyio_backend():
     return ("asyncio", {"use_uvloop": True})
 
 
-async def test_A10_what_clients_make_up_does_not_make_metrics_grow(tiny_engine):
+async def test_A10_made_up_names_do_not_add_metric_series(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
 
         async def made_up(number: int) -> None:

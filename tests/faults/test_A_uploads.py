@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from troupellm.server.access.keys import read_keys
-from troupellm.server.batches.upload import BUFFER_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
+from troupellm.server.base.upload import BUFFER_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
 from troupellm.server.storage.batches_service import MAX_UPLOADS_OF_ONE
 from troupellm.tests.support.servers.canary import Attacked, resident_bytes, under_many as under_attack
 from troupellm.tests.support.servers.serving import server_config
@@ -151,7 +151,7 @@ async def sent_in_chunks(attacked: Attacked, pieces: AsyncIterator[bytes]) -> by
     return seen
 
 
-async def test_A4_what_a_key_may_have_is_bounded(tiny_engine: Any, tmp_path: Path) -> None:
+async def test_A4_files_and_bytes_of_a_key_are_bounded(tiny_engine: Any, tmp_path: Path) -> None:
     body = part("purpose", b"batch") + part("file", b"x" * MIB, "a") + END
     async with attacked_uploads(tiny_engine, tmp_path, max_files=3, max_stored_bytes=2 * MIB + 10) as attacked:
         files = [(await post(attacked, FORM, body)).json()["id"] for _ in range(2)]

@@ -101,7 +101,7 @@ SAMPLE = [*list(AMBIGUOUS)[::5], "a list of the same lengths", "chunks in HTTP/1
 
 
 @pytest.mark.parametrize("names", [SAMPLE, pytest.param(list(AMBIGUOUS), marks=pytest.mark.slow)], ids=len)
-async def test_A5_what_two_readers_could_understand_differently_is_refused_once(tiny_engine, names):
+async def test_A5_ambiguous_requests_are_refused_once(tiny_engine, names):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for name in names:
             data = AMBIGUOUS[name]

@@ -78,7 +78,7 @@ async def test_B14_media_are_refused_by_name(tiny_engine):
         await check_matrix(attacked, cases, routes=CHAT)
 
 
-async def test_B15_what_is_not_a_clients_to_say(tiny_engine):
+async def test_B15_fields_that_clients_may_not_set_are_refused(tiny_engine):
     fields = ("prompt_embeds", "kv_transfer_params", "ec_transfer_params", "mm_processor_kwargs", "media_io_kwargs")
     fields += ("prompt_logprob_token_ids", "watermarking", "return_weight_versions", "routed_experts_prompt_start")
     cases = [({field: value}, field) for field in fields for value in ("AAAA", {"a": 1})]

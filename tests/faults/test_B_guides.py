@@ -71,29 +71,77 @@ def schema_field(schema: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    *((schema_field(schema), "response_format.json_schema") for schema in (
-        {"type": "frog"}, {"enum": []}, {"not": {}}, {"$ref": "https://example.com/x.json"}, {"$ref": "file:///etc/passwd"},
-        {"$ref": "#/nowhere"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        {"type": "string", "pattern": "("}, {"minimum": "x"}, False,
-        {"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(8)]} for i in range(12)]},
-    )),
-    *((guide_field(json=text), "structured_outputs.json") for text in (
-        "{", "nothing", "[" * 60_000, '{"a":' * 60_000, '{"const": "\\ud800"}', '{"enum": [1e400]}', '{"const": NaN}',
-        '{"const": ' + "9" * 5000 + "}", '{"required": ["\\udc00"]}', '{"not": {}, "x-guidance": {"lenient": true}}',
-    )),
-    *((guide_field(regex=text), "structured_outputs.regex") for text in (
-        "(", "", "a" * (MAX_SOURCE_BYTES + 1), "(" * 30_000, "[z-a]", "(?=a)b", "(a)\\1", "a\x00", "\\p{Nothing}",
-    )),
-    *((guide_field(grammar=text), "structured_outputs.grammar") for text in (
-        "", "start: nothing", "start: (", "root ::= [", "root ::= " + "(" * 20_000, "::=", "no rules at all",
-    )),
+    *(
+        (schema_field(schema), "response_format.json_schema")
+        for schema in (
+            {"type": "frog"},
+            {"enum": []},
+            {"not": {}},
+            {"$ref": "https://example.com/x.json"},
+            {"$ref": "file:///etc/passwd"},
+            {"$ref": "#/nowhere"},
+            {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+            {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+            {"type": "string", "pattern": "("},
+            {"minimum": "x"},
+            False,
+            {"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(8)]} for i in range(12)]},
+        )
+    ),
+    *(
+        (guide_field(json=text), "structured_outputs.json")
+        for text in (
+            "{",
+            "nothing",
+            "[" * 60_000,
+            '{"a":' * 60_000,
+            '{"const": "\\ud800"}',
+            '{"enum": [1e400]}',
+            '{"const": NaN}',
+            '{"const": ' + "9" * 5000 + "}",
+            '{"required": ["\\udc00"]}',
+            '{"not": {}, "x-guidance": {"lenient": true}}',
+        )
+    ),
+    *(
+        (guide_field(regex=text), "structured_outputs.regex")
+        for text in (
+            "(",
+            "",
+            "a" * (MAX_SOURCE_BYTES + 1),
+            "(" * 30_000,
+            "[z-a]",
+            "(?=a)b",
+            "(a)\\1",
+            "a\x00",
+            "\\p{Nothing}",
+        )
+    ),
+    *(
+        (guide_field(grammar=text), "structured_outputs.grammar")
+        for text in (
+            "",
+            "start: nothing",
+            "start: (",
+            "root ::= [",
+            "root ::= " + "(" * 20_000,
+            "::=",
+            "no rules at all",
+        )
+    ),
     *((guide_field(choice=values), "structured_outputs.choice") for values in ([], [""], ["a"] * 10_001)),
-    *((guide_field(structural_tag=tag), "structured_outputs.structural_tag") for tag in (
-        {}, {"format": 1}, {"format": {"type": "frog"}}, {"structures": [], "triggers": []}, "{",
-        {"format": {"type": "tag", "begin": 1, "content": {"type": "any_text"}, "end": "x"}},
-        {"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}},
-    )),
+    *(
+        (guide_field(structural_tag=tag), "structured_outputs.structural_tag")
+        for tag in (
+            {},
+            {"format": 1},
+            {"format": {"type": "frog"}},
+            {"structures": [], "triggers": []},
+            "{",
+            {"format": {"type": "tag", "begin": 1, "content": {"type": "any_text"}, "end": "x"}},
+            {"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}},
+        )
+    ),
     (guide_field(), "structured_outputs"),
     (guide_field(json={}, regex="a"), "structured_outputs"),
     (guide_field(regex="a", backend="outlines"), "structured_outputs.backend"),
@@ -101,13 +149,13 @@ REFUSED = [
     ({"guided_json": {"not": {}}}, "guided_json"),
     ({"guided_grammar": "start: nothing"}, "guided_grammar"),
     ({"use_beam_search": True, "temperature": 0, "guided_regex": "a"}, "guided_regex"),
-]  # fmt: skip
+]
 DOUBLED = "start: A0\n" + "\n".join(f"A{n}: A{n + 1} A{n + 1}" for n in range(60)) + "\nA60: /[a-z]/"
 """A text of 2**60 letters: xgrammar may begin one."""
 
 
 @pytest.mark.parametrize("sparse", [True, pytest.param(False, marks=pytest.mark.slow)])
-async def test_B10_what_cannot_be_is_refused_by_name(tiny_engine, sparse):
+async def test_B10_impossible_guides_are_refused_by_name(tiny_engine, sparse):
     doubled = guide_field(grammar=DOUBLED), "structured_outputs.grammar"
     async with tiny_engine() as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
@@ -120,7 +168,7 @@ async def test_B10_what_cannot_be_is_refused_by_name(tiny_engine, sparse):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", [XGRAMMAR], indirect=True)
-async def test_B10_what_cannot_be_is_refused_by_the_second_backend_too(tiny_engine, backend):
+async def test_B10_impossible_guides_are_refused_by_the_second_backend_too(tiny_engine, backend):
     async with tiny_engine(**SERVED_BY[backend]) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         async with under_attack(engine, canary_tokens=24, rest=0.3) as attacked:
@@ -221,8 +269,10 @@ async def test_B10_an_ambiguous_grammar_ends_its_own_request_alone(tiny_engine, 
             assert answer.status_code == 400, answer.text
             error = answer.json()["error"]
             assert (error["type"], error["param"], error["code"]) == (
-                "invalid_request_error", "structured_outputs.grammar", "invalid_schema"
-            )  # fmt: skip
+                "invalid_request_error",
+                "structured_outputs.grammar",
+                "invalid_schema",
+            )
             streamed = wanted | {"n": 1, "stream": True}
             async with attacked.client.stream("POST", "/v1/completions", json=streamed) as told:
                 assert told.status_code == 200

@@ -23,7 +23,7 @@ import pytest
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.config.engine import ServerConfig
-from troupellm.server.app.app import routes
+from troupellm.server.app.routes import routes
 from troupellm.server.base.router import Route
 from troupellm.server.host.server_state import ServerState
 from troupellm.tests.support.checkpoints import tiny_encoder

@@ -22,9 +22,11 @@ INSIDE: tuple[Any, ...] = (
 )  # fmt: skip
 """Impossible schemas, also as a part of another schema."""
 WHOLE: tuple[Any, ...] = (
-    *INSIDE, {"enum": []}, False,
+    *INSIDE,
+    {"enum": []},
+    False,
     {"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(8)]} for i in range(12)]},
-)  # fmt: skip
+)
 
 
 def with_argument(schema: Any) -> dict[str, Any]:

@@ -170,7 +170,7 @@ async def test_B8_results_without_a_call_and_calls_that_were_written_badly(tiny_
         await check_matrix(attacked, cases, routes=CHAT)
 
 
-async def test_B9_what_turns_thinking_on_cannot_set_anything_else(tiny_engine):
+async def test_B9_chat_template_kwargs_set_no_reserved_names(tiny_engine):
     kwargs = "chat_template_kwargs"
     cases = [({kwargs: {name: True}}, kwargs) for name in ("tools", "messages", "__class__", "add_generation_prompt")]
     cases += [({kwargs: {"enable_thinking": {"a": 1}}}, kwargs)]

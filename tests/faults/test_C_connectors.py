@@ -121,7 +121,7 @@ async def test_C8_the_next_engine_finds_what_the_last_one_left_unless_anything_d
 
 
 @pytest.mark.parametrize("ill", ILLNESSES)
-async def test_C8_what_a_sick_peer_does_not_give_is_computed(
+async def test_C8_blocks_that_a_sick_peer_does_not_give_are_computed(
     tiny_engine: Any, tmp_path: Path, solo: tuple[int, ...], ill: Ill
 ) -> None:
     seen: list[Any] = []
@@ -136,7 +136,7 @@ async def test_C8_what_a_sick_peer_does_not_give_is_computed(
 
 
 @pytest.mark.parametrize("ill", ILLNESSES)
-async def test_C8_what_a_sick_peer_does_not_give_fails_the_request_if_that_is_the_policy(
+async def test_C8_a_sick_peer_fails_the_request_if_that_is_the_policy(
     tiny_engine: Any, tmp_path: Path, solo: tuple[int, ...], ill: Ill
 ) -> None:
     seen: list[Any] = []

@@ -100,7 +100,7 @@ async def counts_while_a_prompt_is_answered(client, host, held: Held) -> None:
     assert held.waiting == PARALLEL
 
 
-async def test_C6_what_only_counts_holds_no_thread_of_prompts(tiny_engine, monkeypatch):
+async def test_C6_counting_holds_no_thread_of_prompts(tiny_engine, monkeypatch):
     held = Held(monkeypatch)
     async with (
         tiny_engine() as engine,

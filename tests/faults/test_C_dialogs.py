@@ -291,7 +291,7 @@ async def test_C10_a_stream_that_cannot_be_read_on_ends_in_this_apis_own_way(tin
     assert (event["type"], event["code"], event["sequence_number"]) == ("error", "server_is_overloaded", len(before))
 
 
-async def test_C5_what_never_fits_the_store_is_not_worth_another_try(tiny_engine):
+async def test_C5_a_response_larger_than_the_store_is_refused_for_good(tiny_engine):
     config = server_config(responses_store_bytes=2_000)
     async with tiny_engine() as engine, under_attack(engine, config) as attacked:
         refused = await attacked.client.post(RESPONSES, json=HI | {"input": "x" * 2_500, "background": True})

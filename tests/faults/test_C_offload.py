@@ -52,8 +52,14 @@ class Attack:
     async def ask_all(self) -> None:
         """Every prompt in turn; each is answered as it was the first time."""
         for number, prompt in enumerate(PROMPTS):
-            body = {"model": "tiny", "prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True,
-                    "return_token_ids": True}  # fmt: skip
+            body = {
+                "model": "tiny",
+                "prompt": prompt,
+                "max_tokens": 6,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
             answer = await self._client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
             tokens = answer.json()["choices"][0]["token_ids"]

@@ -106,7 +106,7 @@ async def test_C3_n_and_lists_of_prompts_count_whole(tiny_engine, stream):
             hold.set()
 
 
-async def test_C3_who_waits_too_long_is_told_so(tiny_engine):
+async def test_C3_a_request_that_waits_longer_than_its_queue_timeout_gets_503(tiny_engine):
     engine, config = flooded_engine(tiny_engine, max_num_seqs=1)
     async with (
         engine,

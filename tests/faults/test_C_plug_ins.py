@@ -84,7 +84,7 @@ async def ask(tiny_engine: Any, given: dict[str, Any], seen: list[Any]) -> Any:
                 RELEASED.set()
 
 
-async def test_C8_what_one_engine_saved_with_a_plug_in_another_one_finds(
+async def test_C8_blocks_that_one_engine_saved_by_a_plug_in_are_found_by_another(
     tiny_engine: Any, tmp_path: Path, left: tuple[int, ...]
 ) -> None:
     seen: list[Any] = []
@@ -108,7 +108,7 @@ async def test_C8_a_plug_in_is_opened_where_the_worker_lives(
 
 
 @pytest.mark.parametrize("ill", ILL)
-async def test_C8_what_a_sick_plug_in_does_not_give_is_computed(
+async def test_C8_blocks_that_a_sick_plug_in_does_not_give_are_computed(
     tiny_engine: Any, tmp_path: Path, left: tuple[int, ...], ill: str
 ) -> None:
     seen: list[Any] = []
@@ -122,7 +122,7 @@ async def test_C8_what_a_sick_plug_in_does_not_give_is_computed(
 
 
 @pytest.mark.parametrize("ill", ILL_WHEN_READ)
-async def test_C8_what_a_sick_plug_in_does_not_give_fails_the_request_if_that_is_the_policy(
+async def test_C8_a_sick_plug_in_fails_the_request_if_that_is_the_policy(
     tiny_engine: Any, tmp_path: Path, left: tuple[int, ...], ill: str
 ) -> None:
     seen: list[Any] = []

@@ -92,7 +92,7 @@ async def test_D3_a_background_response_outlives_whoever_asked_for_it(tiny_engin
     assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 300)
 
 
-async def test_D3_whoever_follows_a_background_response_may_leave_it(tiny_engine):
+async def test_D3_followers_of_a_background_response_may_leave(tiny_engine):
     body = BODIES["/v1/responses"] | {"background": True, "stream": True}
     async with tiny_engine() as engine, under_attack(engine) as attacked:
 
@@ -168,7 +168,7 @@ async def test_E3_an_error_of_one_row_is_told_in_each_apis_own_way(tiny_engine, 
     assert hosts.worker.resets == 0
 
 
-async def test_I3_what_runs_when_the_server_is_cut_is_told(tiny_engine):
+async def test_I3_a_background_response_cut_by_the_server_is_stored_as_failed(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         body = BODIES["/v1/responses"] | {"background": True}
         queued = (await attacked.client.post("/v1/responses", json=body)).json()

@@ -103,9 +103,12 @@ def _garbled(result: StepResult, kind: str, vocabulary: int) -> StepResult:
         case "missing row":
             kept = result.token_counts[1:]
             return changed(
-                result, rows=result.rows[1:], epochs=result.epochs[1:], token_counts=kept,
+                result,
+                rows=result.rows[1:],
+                epochs=result.epochs[1:],
+                token_counts=kept,
                 tokens=result.tokens[result.token_counts[0] :],
-            )  # fmt: skip
+            )
         case "stale epoch":
             return changed(result, engine_epoch=result.engine_epoch - 1)
         case "stale row epoch":
@@ -122,13 +125,17 @@ def _garbled(result: StepResult, kind: str, vocabulary: int) -> StepResult:
 @pytest.mark.parametrize(
     "kind",
     [
-        "wrong shape", "id out of range", "missing row", "stale epoch", "other step",
+        "wrong shape",
+        "id out of range",
+        "missing row",
+        "stale epoch",
+        "other step",
         *(
             pytest.param(kind, marks=pytest.mark.slow)
             for kind in ("negative id", "stale row epoch", "no tokens", "complete without a guide")
         ),
     ],
-)  # fmt: skip
+)
 async def test_E6_nonsense_replaces_the_worker_and_costs_nobody_a_request(tiny_engine, kind):
     hosts = WorkerHosts()
     async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=60) as attacked:

@@ -168,7 +168,7 @@ async def test_E2_a_worker_that_hangs_or_ends_by_itself_is_replaced(folder, solo
 
 
 @faults("oversized", "truncated", "unknown", "pickle")
-async def test_E9_what_is_no_frame_costs_the_worker_and_no_request(folder, solo, fault, spare):
+async def test_E9_broken_frames_cost_the_worker_and_no_request(folder, solo, fault, spare):
     async with Engine(folder, worker=FACTORY, **PROCESS, spare_worker=spare) as engine:
         successor = await with_spare(engine) if spare else None
         await Crowd(engine, solo, 4).run(lambda: put_fault(engine, folder, fault))
@@ -305,7 +305,7 @@ async def test_starting_and_stopping_leaves_nothing(checkpoint, tmp_path, strang
 @pytest.mark.parametrize(
     "settings", [{"max_model_len": 10**9}, pytest.param({"kv_cache_memory_bytes": 1}, marks=pytest.mark.slow)]
 )
-async def test_what_is_wrong_with_the_model_is_told_as_by_a_thread(checkpoint, settings):
+async def test_errors_of_loading_are_the_same_from_a_process_and_a_thread(checkpoint, settings):
     told = []
     for process in (False, True):
         with pytest.raises(troupellm.TroupeError) as caught:
@@ -315,7 +315,7 @@ async def test_what_is_wrong_with_the_model_is_told_as_by_a_thread(checkpoint, s
     assert told[0] == told[1]
 
 
-async def test_what_the_worker_says_is_logged_line_by_line(folder, caplog):
+async def test_output_of_the_worker_is_logged_line_by_line(folder, caplog):
     async with Engine(folder, worker=FACTORY, **ALONE) as engine:
         (folder / "fault").write_text("speak")
         await engine.generate("x", max_tokens=3)

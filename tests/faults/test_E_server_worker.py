@@ -213,7 +213,7 @@ FRAMES = [(name, number) for name in ("oversized", "truncated", "unknown", "pick
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("frame", "attempt"), FRAMES)
-async def test_E9_what_is_no_frame_costs_a_server_its_worker_and_no_request(folder, solo, frame, attempt):
+async def test_E9_broken_frames_cost_a_server_its_worker_and_no_request(folder, solo, frame, attempt):
     async with faulty_process(folder, spare=True) as server:
         successor = await server.with_spare()
         async with beside_canaries(server):

@@ -196,7 +196,7 @@ TARGETS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
-async def test_F6_whatever_a_link_leads_to_elsewhere_is_not_opened(folder, target):
+async def test_F6_targets_of_links_that_lead_elsewhere_are_not_opened(folder, target):
     cleared(folder, "config.json").symlink_to(target(folder))
     with anyio.fail_after(60):
         assert await refused(folder) == outside("config.json")

@@ -47,7 +47,7 @@ def test_G2_a_nearly_right_key_takes_the_same_calls_as_a_wrong_one():
     assert ("c_call", "compare_digest") in calls_of(gate, near)
 
 
-def test_G2_what_is_compared_is_a_blinded_digest_and_no_key(monkeypatch):
+def test_G2_keys_are_compared_as_blinded_digests(monkeypatch):
     compared = []
     import hmac
 

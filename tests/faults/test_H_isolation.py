@@ -183,8 +183,9 @@ def test_H3_the_scheduler_reuses_nothing_across_namespaces(prompts, salts):
 
 
 def common(one: list[int], two: list[int]) -> int:
-    return next((index for index, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]),
-                min(len(one), len(two)))  # fmt: skip
+    return next(
+        (index for index, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), min(len(one), len(two))
+    )
 
 
 @pytest.mark.anyio

@@ -110,13 +110,23 @@ class Crowd:
             "temperature": choose.choice((0.0, 0.3, 1.0, 1.9)),
         }
         for name, values in (
-            ("top_p", (0.1, 0.9)), ("top_k", (1, 5, 50)), ("min_p", (0.05, 0.5)), ("seed", (1, 2, 2**40)),
-            ("presence_penalty", (-2.0, 2.0)), ("frequency_penalty", (-2.0, 2.0)), ("repetition_penalty", (0.5, 3.0)),
+            ("top_p", (0.1, 0.9)),
+            ("top_k", (1, 5, 50)),
+            ("min_p", (0.05, 0.5)),
+            ("seed", (1, 2, 2**40)),
+            ("presence_penalty", (-2.0, 2.0)),
+            ("frequency_penalty", (-2.0, 2.0)),
+            ("repetition_penalty", (0.5, 3.0)),
             ("logit_bias", ({65: 100.0}, dict.fromkeys(range(200), -100.0))),
-            ("allowed_token_ids", ([65, 66, 67], [70])), ("bad_words", (["a"], ["ab", "b c"])),
-            ("stop", ("a", ["b", "\n"])), ("stop_token_ids", ([66], list(range(100)))),
-            ("min_tokens", (most,)), ("ignore_eos", (True,)), ("logprobs", (0, 20)), ("prompt_logprobs", (0, 5)),
-        ):  # fmt: skip
+            ("allowed_token_ids", ([65, 66, 67], [70])),
+            ("bad_words", (["a"], ["ab", "b c"])),
+            ("stop", ("a", ["b", "\n"])),
+            ("stop_token_ids", ([66], list(range(100)))),
+            ("min_tokens", (most,)),
+            ("ignore_eos", (True,)),
+            ("logprobs", (0, 20)),
+            ("prompt_logprobs", (0, 5)),
+        ):
             if choose.random() < 0.25:
                 options[name] = choose.choice(values)
         if self._guided and choose.random() < 0.5:

@@ -75,7 +75,7 @@ async def test_a_canary_that_rests_sings_once_more_behind_the_attack(tiny_engine
         assert attacked.answered["long"] == 2
 
 
-async def test_what_an_attack_leaves_behind_is_noticed(tiny_engine):
+async def test_descriptors_and_tasks_left_by_an_attack_are_noticed(tiny_engine):
     opened: list[int] = []
     told: list[str] = []
     async with tiny_engine() as engine, anyio.create_task_group() as group:

@@ -57,9 +57,8 @@ def test_products_do_not_depend_on_the_default_dtype(kind: Callable[[torch.Tenso
         x = normal(rows, 64, seed=rows)
         normed = functional.rms_norm(x, (64,), norm, 1e-5)
         product, behind = (
-            functional.linear(each, plain, bias) if kind is None else weight.product(each, bias)
-            for each in (x, normed)
-        )  # fmt: skip
+            functional.linear(each, plain, bias) if kind is None else weight.product(each, bias) for each in (x, normed)
+        )
         gate, up = behind.chunk(2, dim=-1)
         total = torch.ones_like(product)
         linear_add(x, packed, total, 0.5)

@@ -4,10 +4,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from troupellm.load_tests.serve import metrics
-from troupellm.load_tests.serve.client import Target
-from troupellm.load_tests.serve.driver import drive
-from troupellm.load_tests.serve.records import SampleRequest
+from troupellm.load_tests.client import metrics
+from troupellm.load_tests.client.client import Target
+from troupellm.load_tests.client.driver import drive
+from troupellm.load_tests.client.records import SampleRequest
 from troupellm.tests.support.engines.fixtures import anyio_backend, checkpoint, tiny_engine
 from troupellm.tests.support.servers.serving import running_server
 

@@ -22,10 +22,28 @@ def bench(*argv: str) -> int:
 def serve(server: Fake, folder: Path, *argv: str) -> tuple[int, dict[str, Any]]:
     """Run a small load; gives exit code and detailed report."""
     code = bench(
-        "serve", "--base-url", server.url, "--num-prompts", "6", "--random-input-len", "5", "--random-output-len", "4",
-        "--ignore-eos", "--disable-tqdm", "--save-detailed", "--result-dir", str(folder), "--result-filename", "r.json",
-        "--random-vocab-size", "300", "--ready-check-timeout-sec", "0", *argv,
-    )  # fmt: skip
+        "serve",
+        "--base-url",
+        server.url,
+        "--num-prompts",
+        "6",
+        "--random-input-len",
+        "5",
+        "--random-output-len",
+        "4",
+        "--ignore-eos",
+        "--disable-tqdm",
+        "--save-detailed",
+        "--result-dir",
+        str(folder),
+        "--result-filename",
+        "r.json",
+        "--random-vocab-size",
+        "300",
+        "--ready-check-timeout-sec",
+        "0",
+        *argv,
+    )
     return code, json.loads((folder / "r.json").read_text())
 
 
@@ -47,9 +65,23 @@ def test_completions_with_token_ids(fake_server: Fake, tmp_path: Path, capsys: p
 
 def test_chat_with_words_and_key(fake_server: Fake, tmp_path: Path) -> None:
     code, report = serve(
-        fake_server, tmp_path, "--backend", "openai-chat", "--api-key", "secret", "--extra-body", '{"top_k": 1}',
-        "--max-concurrency", "2", "--request-rate", "500", "--num-warmups", "2", "--ready-check-timeout-sec", "5",
-    )  # fmt: skip
+        fake_server,
+        tmp_path,
+        "--backend",
+        "openai-chat",
+        "--api-key",
+        "secret",
+        "--extra-body",
+        '{"top_k": 1}',
+        "--max-concurrency",
+        "2",
+        "--request-rate",
+        "500",
+        "--num-warmups",
+        "2",
+        "--ready-check-timeout-sec",
+        "5",
+    )
     assert (code, report["completed"], report["max_concurrent_requests"] <= 2) == (0, 6, True)
     assert len(fake_server.bodies) == 1 + 2 + 6
     body = fake_server.bodies[0]
@@ -113,14 +145,27 @@ def test_no_prompt_of_the_run_was_asked_before_it(fake_server: Fake, tmp_path: P
     assert sorted(tuple(body["prompt"]) for body in fake_server.bodies) == sorted(prompts[4:])
 
 
-def test_what_scripts_for_vllm_say(fake_server: Fake, tmp_path: Path) -> None:
+def test_flags_of_vllms_bench_scripts_are_understood(fake_server: Fake, tmp_path: Path) -> None:
     words = ("--backend", "vllm", "--input-len", "7", "--output-len", "2", "--top-p", "0.5", "--top-k", "-1")
     words += ("--served-model-name", "other", "--header", "X-Note=a=b", "Authorization=Bearer own", "--append-result")
     for _ in range(2):
         code = bench(
-            "serve", "--base-url", fake_server.url, "--num-prompts", "3", "--model", "mine", "--disable-tqdm", *words,
-            "--ready-check-timeout-sec", "0", "--result-dir", str(tmp_path), "--result-filename", "r.json",
-        )  # fmt: skip
+            "serve",
+            "--base-url",
+            fake_server.url,
+            "--num-prompts",
+            "3",
+            "--model",
+            "mine",
+            "--disable-tqdm",
+            *words,
+            "--ready-check-timeout-sec",
+            "0",
+            "--result-dir",
+            str(tmp_path),
+            "--result-filename",
+            "r.json",
+        )
         assert code == 0
     reports = [json.loads(line) for line in (tmp_path / "r.json").read_text().splitlines()]
     assert [(one["backend"], one["model_id"], one["total_output_tokens"]) for one in reports] == [
@@ -142,9 +187,18 @@ def test_random_prompts_are_answered_to_the_wanted_length(
 ) -> None:
     fake_server.behaviour = "too_few"
     code = bench(
-        "serve", "--base-url", fake_server.url, "--num-prompts", "2", "--output-len", "3", "--disable-tqdm",
-        "--ready-check-timeout-sec", "0", *words,
-    )  # fmt: skip
+        "serve",
+        "--base-url",
+        fake_server.url,
+        "--num-prompts",
+        "2",
+        "--output-len",
+        "3",
+        "--disable-tqdm",
+        "--ready-check-timeout-sec",
+        "0",
+        *words,
+    )
     assert code == int(ignored)
     assert [body.get("ignore_eos", False) for body in fake_server.bodies] == [ignored] * 2
 
@@ -175,10 +229,19 @@ def test_data_sets_from_files(fake_server: Fake, tmp_path: Path) -> None:
 
 def test_prefix_groups_share_their_prefix(fake_server: Fake, tmp_path: Path) -> None:
     serve(
-        fake_server, tmp_path, "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", "8",
-        "--prefix-repetition-suffix-len", "2", "--prefix-repetition-num-prefixes", "2",
-        "--prefix-repetition-output-len", "2",
-    )  # fmt: skip
+        fake_server,
+        tmp_path,
+        "--dataset-name",
+        "prefix_repetition",
+        "--prefix-repetition-prefix-len",
+        "8",
+        "--prefix-repetition-suffix-len",
+        "2",
+        "--prefix-repetition-num-prefixes",
+        "2",
+        "--prefix-repetition-output-len",
+        "2",
+    )
     prompts = [body["prompt"] for body in fake_server.bodies]
     assert len({tuple(prompt[:8]) for prompt in prompts}) == 2
     assert len({tuple(prompt) for prompt in prompts}) == 6

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests.embed.command import make_texts, summarise, table
+from troupellm.load_tests.bench.embed import make_texts, summarise, table
 from troupellm.server.cli.main import main
 from troupellm.tests.support.checkpoints import tiny_encoder
 
@@ -15,9 +15,26 @@ def test_bench_embed_reports_texts_per_second(tmp_path: Path, capsys: pytest.Cap
     tiny_encoder.write_encoder(folder, tiny_encoder.bert, pooling="mean_tokens", max_length=tiny_encoder.POSITIONS)
     result = tmp_path / "result.json"
     code = main(
-        ["bench", "embed", "--model", str(folder), "--num-texts", "9", "--num-words", "1", "12", "--repeats", "2",
-         "--batch-size", "4", "--num-threads", "1", "--result-json", str(result)]
-    )  # fmt: skip
+        [
+            "bench",
+            "embed",
+            "--model",
+            str(folder),
+            "--num-texts",
+            "9",
+            "--num-words",
+            "1",
+            "12",
+            "--repeats",
+            "2",
+            "--batch-size",
+            "4",
+            "--num-threads",
+            "1",
+            "--result-json",
+            str(result),
+        ]
+    )
     assert code == 0
     report = json.loads(result.read_text())
     assert set(report["texts_per_second"]) == {"troupellm", "transformers"}

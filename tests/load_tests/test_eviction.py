@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests.eviction import command
-from troupellm.load_tests.eviction.replay import optimal_hits, replay
-from troupellm.load_tests.eviction.traces import TRACES
+from troupellm.load_tests.bench import eviction as command
+from troupellm.load_tests.kv_cache.replay import optimal_hits, replay
+from troupellm.load_tests.kv_cache.traces import TRACES
 
 
 def best_by_search(blocks: list[int], capacity: int) -> int:

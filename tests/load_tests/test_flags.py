@@ -9,7 +9,7 @@ import pytest
 
 from troupellm.actors.engine import engine
 from troupellm.load_tests import cli
-from troupellm.load_tests.serve.flags import SAMPLING
+from troupellm.load_tests.flags.serve import SAMPLING
 
 ANY_NUMBER = {"--seed", "--port", "--temperature", *("--" + name.replace("_", "-") for name in SAMPLING)}
 """The generator, the system and the server check the values of these flags."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests.forks.arms import Arm
-from troupellm.load_tests.forks.command import run, summarise, table
-from troupellm.load_tests.forks.flags import add_flags
+from troupellm.load_tests.bench.forks import run, summarise, table
+from troupellm.load_tests.contestants.forks import Arm
+from troupellm.load_tests.flags.engine import forks as add_flags
 
 
 async def never() -> list[list[int]]:

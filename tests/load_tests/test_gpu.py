@@ -14,15 +14,15 @@ import torch
 from packaging.requirements import Requirement
 
 from troupellm.kernels.paged_attention import cases as attention_cases
+from troupellm.load_tests.flags.operations import OPERATIONS
 from troupellm.load_tests.gpu import attention, engine, goals, measuring, session
 from troupellm.load_tests.gpu.correctness import Correctness
 from troupellm.load_tests.gpu.gathered import Partly
 from troupellm.load_tests.gpu.models import config_of, write_model
 from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
 from troupellm.load_tests.kernels import ceilings, shapes
+from troupellm.load_tests.kernels.ceilings import ceiling_text
 from troupellm.load_tests.kernels.checks import check
-from troupellm.load_tests.kernels.command import ceiling_text
-from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.load_tests.roofline import SIZES, ModelSize
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
@@ -125,7 +125,7 @@ with torch.inference_mode():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [SMALL, CHECKS], ids=["small", "checks"])
-def test_what_attention_is_compared_with_is_attention(code: str) -> None:
+def test_the_reference_of_attention_is_attention(code: str) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

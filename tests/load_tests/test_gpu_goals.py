@@ -26,7 +26,7 @@ from troupellm.load_tests.gpu import (
     workloads,
 )
 from troupellm.load_tests.gpu.engine import Found, Models
-from troupellm.load_tests.offload.throughput import Load
+from troupellm.load_tests.kv_cache.throughput import Load
 from troupellm.load_tests.peers.servers import ServerPlan
 from troupellm.load_tests.roofline import SIZES
 from troupellm.models.gpu.launched_step import LaunchedPlan

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from troupellm.load_tests.flags.operations import OPERATIONS
 from troupellm.load_tests.gpu import checking, goals, measuring, session
 from troupellm.load_tests.gpu.checking import MODEL, Unfinished, begin, kernel_counts, results
 from troupellm.load_tests.gpu.correctness import Correctness
 from troupellm.load_tests.gpu.gathered import Found, Gathered
 from troupellm.load_tests.gpu.measuring import Measuring
+from troupellm.load_tests.gpu.page import page
 from troupellm.load_tests.kernels.checks import Check
-from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import ConfigError
 from troupellm.tests.support.gpu.gpu_models import CEILINGS, CPU
 
@@ -104,14 +105,18 @@ class Instantly:
         return measuring.pursued(name, self._measure)
 
 
-def test_what_is_wrong_holds_up_what_needs_it_alone(
+def test_a_wrong_operation_stops_only_the_goals_that_need_it(
     checked: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of it is timed, and all else is."""
-    one = checked({
-        "grouped_linear": Unfinished("it ended with 1"), "fused_moe": Unfinished("it was not done in time", late=True),
-        "decode_attention": [RIGHT, WRONG], "row_codes": [WRONG],
-    })  # fmt: skip
+    one = checked(
+        {
+            "grouped_linear": Unfinished("it ended with 1"),
+            "fused_moe": Unfinished("it was not done in time", late=True),
+            "decode_attention": [RIGHT, WRONG],
+            "row_codes": [WRONG],
+        }
+    )
     assert one.failed
     report = json.loads((tmp_path / "result.json").read_text())
     told = report["correctness"]
@@ -165,7 +170,7 @@ def test_the_first_goals_fit_behind_checks_that_take_all_of_their_time() -> None
     assert goals.GOALS["G16"].takes(()) > goals.GOALS["G16"].takes(("G3", "G1")) > 0
 
 
-def test_what_there_is_no_time_for_is_named(
+def test_goals_without_time_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A goal whose shared times are there is begun with less time left."""
@@ -276,7 +281,7 @@ def broken(tmp_path: Path) -> Iterator[Measuring]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_breaks_or_hangs_takes_no_other_goal_along(
+def test_a_goal_that_breaks_or_hangs_leaves_the_others_alone(
     broken: Measuring, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = tmp_path / "result.json"
@@ -317,9 +322,63 @@ def test_a_session_ends_where_there_are_no_ceilings(broken: Measuring, tmp_path:
     assert (report["goals"], one.failed, one.measured) == ([], True, 0)
 
 
-def test_who_measures_ends_with_who_asks(broken: Measuring) -> None:
+def test_the_measuring_process_ends_with_its_asker(broken: Measuring) -> None:
     """Also where the asking process is killed: the measuring one would hold the device's memory."""
     assert broken.ceilings(STARTS)[1] == "1980 MHz"
     process = broken.process.process  # type: ignore[union-attr]
     os.close(process.stdin.fileno())  # type: ignore[union-attr]
     assert process.wait(timeout=30.0) == 128 + signal.SIGTERM
+
+
+def test_a_later_command_goes_on_where_the_report_ends(
+    checked: Callable[[dict[str, Any]], session.Session], tmp_path: Path
+) -> None:
+    result = tmp_path / "result.json"
+    first = checked({"row_codes": [WRONG], "fused_moe": Unfinished("it was not done in time", late=True)})
+    timed: Any = Instantly()
+    for name in ("G8", "G9", "G2"):
+        first.record(first.pursued(name, CEILINGS, timed))
+    later = session.Session(CPU, tmp_path, str(result), float("inf"))
+    later.go_on(str(result))
+    assert (later.whole, later.measured) == (["G8", "G9"], 2)  # G2 needs the wrong operation
+    assert later.kernels == {"small": 9}
+    missing = set(OPERATIONS) - set(later.checked.right)
+    assert missing == {"row_codes", "fused_moe"}
+    joined = later.checked.joined({operation: [RIGHT] for operation in missing})
+    assert joined.whole
+    assert set(joined.right) == set(OPERATIONS)
+
+
+def test_a_first_command_has_no_report_to_go_on_from(tmp_path: Path) -> None:
+    one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), float("inf"))
+    one.go_on(str(tmp_path / "result.json"))
+    one.go_on(None)
+    assert (one.whole, one.checked.right) == ([], [])
+
+
+def test_the_hour_has_every_goal_once() -> None:
+    assert sorted(goals.HOUR) == sorted(goals.GOALS)
+
+
+def test_the_page_says_what_was_found_and_what_is_owed(
+    checked: Callable[[dict[str, Any]], session.Session], tmp_path: Path
+) -> None:
+    one = checked({"row_codes": [WRONG]})
+    one.record(goals.judged("G9", {"ratio": 1.5}, {}))
+    one.record(one.pursued("G2", CEILINGS, Instantly()))  # type: ignore[arg-type]
+    text = page(json.loads((tmp_path / "result.json").read_text()))
+    assert "| G9 | ratio | 1.500 | at most 1.15 | missed |" in text
+    assert "- row_codes is wrong: two: 3 times" in text
+    assert "- G2: row_codes is wrong (two: 3 times)" in text
+    assert "Owed: G1, G3," in text
+
+
+@pytest.mark.slow
+def test_the_machine_and_the_built_in_model_are_looked_at_first(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    one = session.Session(CPU, tmp_path, str(result), float("inf"))
+    one.inspect()
+    report = json.loads(result.read_text())
+    assert report["machine"]["launch"] == "triton does not launch kernels on cpu here"
+    assert report["machine"]["versions"]["torch"] == torch.__version__
+    assert report["tokens"] == {"kernel by kernel": "same", "by graphs": "same"}

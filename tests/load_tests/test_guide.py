@@ -8,8 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from troupellm.load_tests.guide.command import ENDLESS, new_schema, run
-from troupellm.load_tests.guide.flags import add_flags
+from troupellm.load_tests.bench.guide import ENDLESS, new_schema, run
+from troupellm.load_tests.flags.engine import guide as add_flags
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from troupellm.load_tests.input.bodies import bodies
-from troupellm.load_tests.input.command import GAP_BAR, PROBE_BAR, Route, run, table
-from troupellm.load_tests.input.flags import add_flags
+from troupellm.load_tests.bench.input import GAP_BAR, PROBE_BAR, Route, run, table
+from troupellm.load_tests.flags.servers import long_bodies as add_flags
+from troupellm.load_tests.traffic.bodies import bodies
 
 
 def route(**fields: object) -> Route:

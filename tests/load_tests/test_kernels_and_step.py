@@ -18,18 +18,18 @@ import torch
 
 from troupellm.kernels import cpp
 from troupellm.load_tests import cli
+from troupellm.load_tests.bench.kernels import measured, size_of
+from troupellm.load_tests.bench.step import Row, line
+from troupellm.load_tests.flags.operations import MODELS, OPERATIONS
 from troupellm.load_tests.kernels import ceilings, checks
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.kernels.checks import check
-from troupellm.load_tests.kernels.command import measured, size_of
-from troupellm.load_tests.kernels.flags import MODELS, OPERATIONS
 from troupellm.load_tests.kernels.outcome import Outcome
 from troupellm.load_tests.kernels.shapes import Shapes, Work
 from troupellm.load_tests.kernels.timing import measure
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step.above import steady_step_seconds
 from troupellm.load_tests.step.bare import BareWorker
-from troupellm.load_tests.step.command import Row, line
 from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of_steps, recorded_steps
 from troupellm.protocol.config.engine import EngineConfig
 
@@ -72,7 +72,7 @@ def test_a_wrong_operation_is_not_measured(
     monkeypatch.setattr(checks, "silu_mul", lambda gate_up: gate_up[..., ::2] * 0)
     result = tmp_path / "result.json"
     argv = ("--operations", "silu_mul", "rms_norm", "--model", "24m", "--batches", "2", "--seconds", "0.001")
-    monkeypatch.setattr("troupellm.load_tests.kernels.command.measure_ceilings", lambda *_: CEILINGS)
+    monkeypatch.setattr("troupellm.load_tests.bench.kernels.measure_ceilings", lambda *_: CEILINGS)
     assert bench("kernels", *argv, "--result-json", str(result)) == 1
     report = json.loads(result.read_text())
     assert {one["operation"] for one in report["found"]} == {"rms_norm"}
@@ -128,7 +128,7 @@ def test_the_seconds_of_a_steady_step_are_those_while_all_run() -> None:
         steady_step_seconds([one, [(0.5, 1), (0.6, 1)]])
 
 
-def test_what_a_row_reports() -> None:
+def test_a_row_reports_roofline_shares_kernel_tax_and_rates() -> None:
     report: dict[str, Any] = Row(4, 1e-3, {"worker": 2e-3, "engine": 4e-3}, Parts(100, 0.05, 100.0)).report()
     assert report["roof_frac"] == {"worker": 0.5, "engine": 0.25}
     assert report["kernel_tax_us"] == pytest.approx(10.0)
@@ -154,7 +154,7 @@ def test_the_bare_worker_decodes_again_and_again(bare: BareWorker) -> None:
         assert bare.step_seconds(8) > 0
 
 
-def test_what_is_outside_of_operators_is_of_the_step_that_nothing_spoilt() -> None:
+def test_time_outside_of_operators_is_of_the_least_disturbed_step() -> None:
     """Microseconds of steps and of their operators; the second was interrupted between two operators."""
     steps = [event(100, [60, 30]), event(5000, [60, 30]), event(120, [60, 36])]
     parts = parts_of_steps(steps)
@@ -166,7 +166,7 @@ def event(time: float, parts: list[float]) -> Any:
     return SimpleNamespace(cpu_time_total=time, cpu_children=[event(part, []) for part in parts])
 
 
-def test_what_stands_for_an_operator_counts_as_one(bare: BareWorker) -> None:
+def test_native_calls_count_as_operators(bare: BareWorker) -> None:
     bare.fill(3, 20, 30)
     steps, compiled = recorded_steps(bare.decode), cpp.load() is not None
     assert len(steps) == PROFILED_STEPS
@@ -220,7 +220,7 @@ def test_bench_step_cleans_up_where_it_is_ended(number: signal.Signals, monkeypa
         assert callable(handler), "it would end at once"
         handler(number, None)
 
-    monkeypatch.setattr("troupellm.load_tests.step.command.StepBench", measure)
+    monkeypatch.setattr("troupellm.load_tests.bench.step.StepBench", measure)
     before = signal.signal(number, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as left:

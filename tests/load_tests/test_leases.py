@@ -2,8 +2,8 @@
 
 import pytest
 
-from troupellm.load_tests.leases.command import compare
-from troupellm.load_tests.leases.fleet import WATCHED, Fleet, Shape
+from troupellm.load_tests.bench.leases import compare
+from troupellm.load_tests.kv_cache.fleet import WATCHED, Fleet, Shape
 
 SHORT = Shape(beginning=176, asked=6, answered=2)
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from troupellm.load_tests import cli
-from troupellm.load_tests.chain.meter import Meter
-from troupellm.load_tests.heartbeat.command import summary
+from troupellm.load_tests.bench.heartbeat import summary
+from troupellm.load_tests.bench.throughput import Entry, _compete, summarise, table
+from troupellm.load_tests.contestants.workload import Request, mixed, turns
 from troupellm.load_tests.random_model import SHAPES, write_random_model
-from troupellm.load_tests.throughput.command import Entry, _compete, summarise, table, turns
-from troupellm.load_tests.throughput.workload import Request, mixed
+from troupellm.load_tests.workers.meter import Meter
 
 
 def bench(*argv: str) -> int:
@@ -98,10 +98,22 @@ def test_a_heartbeat_summary_has_its_percentiles() -> None:
 @pytest.mark.parametrize("flush_ms", [20.0, 0.0])
 def test_bench_chain_reports_the_cost_of_each_part(tmp_path: Path, flush_ms: float) -> None:
     result = tmp_path / "chain.json"
-    assert bench(
-        "chain", "--running", "3", "--flush-ms", str(flush_ms), "--windows", "2", "--window-steps", "10",
-        "--result-json", str(result),
-    ) == 0  # fmt: skip
+    assert (
+        bench(
+            "chain",
+            "--running",
+            "3",
+            "--flush-ms",
+            str(flush_ms),
+            "--windows",
+            "2",
+            "--window-steps",
+            "10",
+            "--result-json",
+            str(result),
+        )
+        == 0
+    )
     (row,) = json.loads(result.read_text())
     assert (row["running"], row["flush_ms"]) == (3, flush_ms and 3000 / 1600)
     for part in ("total", "plan", "update", "scheduler", "worker", "output"):
@@ -117,7 +129,7 @@ def test_bench_heartbeat_reports_each_phase(tmp_path: Path) -> None:
     assert {"idle loop", "second start-up", "2 streams", "and long prompts", "shut-down"} < set(report)
 
 
-def test_nobody_always_follows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contestants_take_turns_in_another_order_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [turns(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
     assert turns(["a", "b", "c"], 2) == ["c", "a", "b"]
     assert turns([], 3) == []
@@ -127,7 +139,7 @@ def test_nobody_always_follows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> 
         order.append(entry)
         return 1.0
 
-    monkeypatch.setattr("troupellm.load_tests.throughput.command._turn", turn)
+    monkeypatch.setattr("troupellm.load_tests.bench.throughput._turn", turn)
     one, other = (Entry(None, [], [], []) for _ in range(2))  # type: ignore[arg-type]
     asyncio.run(_compete({"one": one, "other": other}, 2))
     assert [entry is one for entry in order] == [True, False, False, True, True, False]
@@ -137,11 +149,32 @@ def test_nobody_always_follows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_bench_throughput_reports_each_contestant(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     result = tmp_path / "throughput.json"
-    assert bench(
-        "throughput", "--preset", "tiny", "--num-requests", "5", "--input-len", "4", "20", "--output-len", "2", "9",
-        "--batch-size", "3", "--repeats", "1", "--num-threads", "1", "--one-output-len", "4",
-        "--result-json", str(result),
-    ) == 0  # fmt: skip
+    assert (
+        bench(
+            "throughput",
+            "--preset",
+            "tiny",
+            "--num-requests",
+            "5",
+            "--input-len",
+            "4",
+            "20",
+            "--output-len",
+            "2",
+            "9",
+            "--batch-size",
+            "3",
+            "--repeats",
+            "1",
+            "--num-threads",
+            "1",
+            "--one-output-len",
+            "4",
+            "--result-json",
+            str(result),
+        )
+        == 0
+    )
     report: dict[str, Any] = json.loads(result.read_text())
     assert set(report["contestants"]) == {"troupellm", "generate", "continuous", "troupellm-one", "generate-one"}
     assert set(report["same_tokens_as_generate"].values()) == {1.0}

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from troupellm.load_tests.offload import command
-from troupellm.load_tests.offload.crowd import crowd
-from troupellm.load_tests.offload.flags import add_flags
-from troupellm.load_tests.offload.restore import BLOCK, restore
+from troupellm.load_tests.bench import offload as command
+from troupellm.load_tests.flags.kv_cache import offload as add_flags
+from troupellm.load_tests.kv_cache.crowd import crowd
+from troupellm.load_tests.kv_cache.restore import BLOCK, restore
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 
 pytestmark = pytest.mark.anyio
@@ -29,9 +29,14 @@ async def test_prefixes_come_from_the_tier(tmp_path: Path, on_disk: bool) -> Non
     settings = {"device": "cpu", "num_threads": 1, "batch_invariant": True, "preemption_mode": "offload"}
     token_bytes = 8 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_size
     found = await restore(
-        folder, settings, PREFIX, 2, tmp_path / "blocks" if on_disk else None, vocab_size=shape.vocab_size,
+        folder,
+        settings,
+        PREFIX,
+        2,
+        tmp_path / "blocks" if on_disk else None,
+        vocab_size=shape.vocab_size,
         token_bytes=token_bytes,
-    )  # fmt: skip
+    )
     assert found.different == 0
     assert len(found.computed) == len(found.restored) == len(found.held) == 2
     assert min(found.tokens_restored) >= PREFIX - 2 * BLOCK

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests import cli, timed_worker
-from troupellm.load_tests.timed_worker import TimedDevice
+from troupellm.load_tests import cli
+from troupellm.load_tests.workers import timed as timed_worker
+from troupellm.load_tests.workers.timed import TimedDevice
 
 
 def bench(*argv: str) -> int:

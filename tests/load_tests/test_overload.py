@@ -7,8 +7,8 @@ from typing import Any, Self
 import anyio
 import pytest
 
-from troupellm.load_tests.overload import command
-from troupellm.load_tests.overload.command import Outcome, _Load
+from troupellm.load_tests.bench import overload as command
+from troupellm.load_tests.bench.overload import Outcome, _Load
 from troupellm.protocol.errors import EngineOverloaded
 
 REQUESTS = 4

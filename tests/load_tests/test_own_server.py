@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from troupellm.load_tests import own_server
-from troupellm.load_tests.own_server import LINE_BYTES, OwnServer, lines_of
+from troupellm.load_tests.traffic import own_server
+from troupellm.load_tests.traffic.own_server import LINE_BYTES, OwnServer, lines_of
 
 CHILD = "import sys; sys.stderr.write('x' * 300_000 + '\\nready: tiny at http://127.0.0.1:1\\n' + 'last')"
 

@@ -15,12 +15,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from troupellm.load_tests import cli
-from troupellm.load_tests.offline.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
-from troupellm.load_tests.offline.command import Bench
-from troupellm.load_tests.offline.table import judgement, line, means
+from troupellm.load_tests.bench.offline import Bench
+from troupellm.load_tests.peers.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
 from troupellm.load_tests.peers.checkpoints import model_for, write_compressed
 from troupellm.load_tests.peers.environments import environment_of, link_package, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
+from troupellm.load_tests.peers.table import judgement, line, means
 from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
 
 SIDE = """
@@ -158,7 +158,7 @@ def test_a_contestant_that_is_named_twice_is_started_once(tmp_path: Path, monkey
     assert started == ["vllm", "troupellm"]
 
 
-def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_installed_has_no_python(tmp_path: Path) -> None:
     assert python_of("openvino", tmp_path) is None
     (tmp_path / "openvino" / "bin").mkdir(parents=True)
     (tmp_path / "openvino" / "bin" / "python").touch()
@@ -184,9 +184,16 @@ def test_models_have_their_sizes(name: str) -> None:
 def test_a_random_qwen3_is_one(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     shape = Shape(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=512, head_dim=32, family="qwen3", tie_word_embeddings=True,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        head_dim=32,
+        family="qwen3",
+        tie_word_embeddings=True,
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(write_random_model(tmp_path / "model", shape))
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert sum(weight.numel() for weight in model.parameters()) == shape.num_parameters
@@ -220,9 +227,7 @@ def test_a_model_is_written_once_and_whole(tmp_path: Path) -> None:
 
 
 def comparison(precision: str, name: str, **rates: float) -> Comparison:
-    return Comparison(
-        config="c", precision=precision, cell=Cell(name, 1, 8, 8), rates=rates, spread={}, same_tokens={}
-    )  # fmt: skip
+    return Comparison(config="c", precision=precision, cell=Cell(name, 1, 8, 8), rates=rates, spread={}, same_tokens={})
 
 
 def test_rates_and_equal_tokens() -> None:
@@ -250,7 +255,7 @@ def test_prompts_differ_between_rounds_and_are_the_same_for_all() -> None:
     assert cell.prompts(100, "0 1") != cell.prompts(100, "0 2")
 
 
-def test_what_must_hold_is_judged_per_precision() -> None:
+def test_goals_beside_peers_are_judged_per_precision() -> None:
     slow = {"openvino": 1.0, "transformers": 1.0}
     found = [
         comparison("fp32", "1 seq", troupellm=90.0, vllm=45.0, llama=100.0, **slow),
@@ -309,10 +314,32 @@ def test_bench_offline_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[st
     pytest.importorskip("transformers")
     result = tmp_path / "result.json"
     code = bench(
-        "offline", "--configs", "tiny", "--precisions", "fp32", "--contestants", "troupellm", "transformers", "vllm",
-        "--sequences", "2", "--input-len", "8", "--output-len", "6", "--prefill-len", "16", "--rounds", "1",
-        "--num-threads", "1", "--peers-dir", str(tmp_path / "none"), "--result-json", str(result),
-    )  # fmt: skip
+        "offline",
+        "--configs",
+        "tiny",
+        "--precisions",
+        "fp32",
+        "--contestants",
+        "troupellm",
+        "transformers",
+        "vllm",
+        "--sequences",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "6",
+        "--prefill-len",
+        "16",
+        "--rounds",
+        "1",
+        "--num-threads",
+        "1",
+        "--peers-dir",
+        str(tmp_path / "none"),
+        "--result-json",
+        str(result),
+    )
     report = json.loads(result.read_text())
     assert code == 1
     assert [cell["cell"]["name"] for cell in report["cells"]] == ["2 seq", "prefill"]

@@ -10,8 +10,8 @@ from typing import Any, Self
 import anyio
 import pytest
 
-from troupellm.load_tests.prefill.command import Side, load, run, summarise
-from troupellm.load_tests.prefill.flags import add_flags
+from troupellm.load_tests.bench.prefill import Side, load, run, summarise
+from troupellm.load_tests.flags.engine import prefill as add_flags
 
 FIRST_OF_A, SECOND_OF_A, FIRST_OF_B, SECOND_OF_B = [1, 1], [1, 2], [2, 1], [2, 2]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests.own_server import OwnServer
-from troupellm.load_tests.recovery.command import Side, check_flags, run, table
-from troupellm.load_tests.recovery.flags import add_flags
-from troupellm.load_tests.recovery.streams import Kill, kill_under, seen, went_on
-from troupellm.load_tests.serve.records import RequestRecord
+from troupellm.load_tests.bench.recovery import Side, check_flags, run, table
+from troupellm.load_tests.client.records import RequestRecord
+from troupellm.load_tests.flags.servers import recovery as add_flags
+from troupellm.load_tests.traffic.own_server import OwnServer
+from troupellm.load_tests.traffic.streams import Kill, kill_under, seen, went_on
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import ENV_PREFIX
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
@@ -26,7 +26,7 @@ def record(index: int, times: list[float], *, tokens: tuple[int, ...] = (1, 2, 3
     )
 
 
-def test_what_was_under_way_at_the_kill_is_no_new_token() -> None:
+def test_tokens_under_way_at_the_kill_are_not_new_ones() -> None:
     streams = [[9.0, 10.02, 11.5, 11.6], [9.1, 10.05, 11.7], [9.2, 11.9]]
     assert went_on(streams, KILLED) == (11.5, 11.9)
 

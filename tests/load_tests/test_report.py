@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from troupellm.load_tests.serve import arrivals, console, metrics, page
-from troupellm.load_tests.serve.records import RequestRecord
+from troupellm.load_tests.client import arrivals, console, metrics, page
+from troupellm.load_tests.client.records import RequestRecord
 
 VLLM_KEYS = {
     "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput",

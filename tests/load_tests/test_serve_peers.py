@@ -24,9 +24,7 @@ def measured(itl: float, ttft: float, rate: float) -> Measured:
 
 
 def plan(name: str, folder: Path) -> ServerPlan:
-    return plan_server(
-        name, model=folder / "model", peers=folder, link=folder, threads=2, sequences=16, length=256
-    )  # fmt: skip
+    return plan_server(name, model=folder / "model", peers=folder, link=folder, threads=2, sequences=16, length=256)
 
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
@@ -138,11 +136,33 @@ def test_bench_serve_with_peers_in_small(tmp_path: Path, capsys: pytest.CaptureF
     parser = argparse.ArgumentParser()
     cli.command(parser.add_subparsers())
     result = tmp_path / "result.json"
-    args = parser.parse_args([
-        "bench", "serve", "--peers", "troupellm", "vllm", "--configs", "tiny", "--streams", "2", "--one-requests", "1",
-        "--rounds", "1", "--num-threads", "1", "--random-input-len", "8", "--random-output-len", "8",
-        "--peers-dir", str(tmp_path / "none"), "--result-json", str(result),
-    ])  # fmt: skip
+    args = parser.parse_args(
+        [
+            "bench",
+            "serve",
+            "--peers",
+            "troupellm",
+            "vllm",
+            "--configs",
+            "tiny",
+            "--streams",
+            "2",
+            "--one-requests",
+            "1",
+            "--rounds",
+            "1",
+            "--num-threads",
+            "1",
+            "--random-input-len",
+            "8",
+            "--random-output-len",
+            "8",
+            "--peers-dir",
+            str(tmp_path / "none"),
+            "--result-json",
+            str(result),
+        ]
+    )
     assert args.func(args) == 1
     report = json.loads(result.read_text())
     assert report["found"]["tiny"]["troupellm"]["medians"]["rate"] > 0

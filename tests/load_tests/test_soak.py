@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from troupellm.load_tests.soak import server
-from troupellm.load_tests.soak.command import KILLING_SHARE, Report, _drive, around, slope
-from troupellm.load_tests.soak.server import Held
+from troupellm.load_tests.bench.soak import KILLING_SHARE, Report, _drive, around, slope
+from troupellm.load_tests.traffic import held as server
+from troupellm.load_tests.traffic.held import Held
 from troupellm.server.cli.main import main
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
@@ -59,7 +59,7 @@ def test_the_server_is_compared_with_itself_around_the_kills():
     assert around([], samples, 6.0) == around([3, 5], samples, 60.0) == (0.0, 0.0)
 
 
-def test_what_fails_a_soak():
+def test_a_soak_fails_on_growth_leaks_and_errors():
     assert report().failures(1.0) == []
     assert report(slope_mebibytes_per_minute=1.5).failures(1.0) == ["memory grows by 1.50 MiB/min"]
     assert report(worker_kills=10, own_mebibytes=(100.0, 109.0)).failures(1.0) == []

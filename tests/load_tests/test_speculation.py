@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from troupellm.load_tests.speculation import flags, words
+from troupellm.load_tests.flags import engine
+from troupellm.load_tests.speculation import words
 from troupellm.load_tests.speculation.agent import agent_turns
 from troupellm.load_tests.speculation.arms import Arms, Measured, Round
 from troupellm.load_tests.speculation.table import Verdict, judgement, line
@@ -21,14 +22,16 @@ def answered(seconds: float, tokens: int, *, steps: int, drafts: int = 0, accept
 
 def test_ratios_are_medians_over_rounds_and_answers_are_compared() -> None:
     found = Measured(
-        "copying", "ngram", 1,
+        "copying",
+        "ngram",
+        1,
         plain=[answered(1.0, 10, steps=10), answered(2.0, 10, steps=10), answered(1.0, 10, steps=10)],
         drafting=[
             answered(0.5, 10, steps=4, drafts=4, accepted=6),
             answered(0.5, 10, steps=4, drafts=4, accepted=6),
             answered(0.25, 10, steps=4, drafts=2, accepted=3, text=7),
         ],
-    )  # fmt: skip
+    )
     assert found.ratio == 4.0
     assert found.rates == (10.0, 20.0)
     assert found.acceptance_length == 2.5
@@ -89,16 +92,37 @@ def test_suffix_drafts_most_tokens_of_turns_with_other_values() -> None:
 
 @pytest.mark.slow
 def test_a_small_run_says_the_same_with_drafts_and_writes_what_it_found(tmp_path: Path) -> None:
-    from troupellm.load_tests.speculation import command
+    from troupellm.load_tests.bench import speculation as command
 
     parser = argparse.ArgumentParser()
-    flags.add_flags(parser)
+    engine.speculation(parser)
     written = tmp_path / "result.json"
     arguments = [
-        "--parts", "ngram", "suffix", "synthetic", "sweep", "--rounds", "1", "--prompts", "2", "--config", "tiny",
-        "--precisions", "fp32", "--output-len", "96", "--batches", "2", "--num-threads", "1", "--embedded",
-        "--sweep-methods", "ngram", "--result-json", str(written),
-    ]  # fmt: skip
+        "--parts",
+        "ngram",
+        "suffix",
+        "synthetic",
+        "sweep",
+        "--rounds",
+        "1",
+        "--prompts",
+        "2",
+        "--config",
+        "tiny",
+        "--precisions",
+        "fp32",
+        "--output-len",
+        "96",
+        "--batches",
+        "2",
+        "--num-threads",
+        "1",
+        "--embedded",
+        "--sweep-methods",
+        "ngram",
+        "--result-json",
+        str(written),
+    ]
     assert command.run(parser.parse_args(arguments)) == 0
     found = json.loads(written.read_text())
     by_part = {each["part"]: each for each in found["measured"]}

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from troupellm.load_tests.sse import command
+from troupellm.load_tests.bench import sse as command
 from troupellm.server.cli.main import main
 from troupellm.tests.support.environment.without_package import run_without
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from troupellm.load_tests.start.command import HELPS, Help, Report, Start, help_once, run, start_once, text
-from troupellm.load_tests.start.flags import add_flags
+from troupellm.load_tests.bench.start import HELPS, Help, Report, Start, help_once, run, start_once, text
+from troupellm.load_tests.flags.servers import start as add_flags
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from troupellm.load_tests.bench.step import StepBench
 from troupellm.load_tests.gpu import engine
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step import above
 from troupellm.load_tests.step.above import Together, filling, flags_of, prefill_steps, tokens_of_each
-from troupellm.load_tests.step.command import StepBench
 
 
 def test_all_that_write_at_once_are_counted() -> None:

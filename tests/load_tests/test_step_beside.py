@@ -41,6 +41,9 @@ def test_bench_step_beside_in_small(flags: tuple[str, ...], tmp_path: Path) -> N
     assert main(["bench", "step", *argv, "--result-json", str(result)]) == 0
     cells = json.loads(result.read_text())
     assert [(cell["beside"], cell["kind"]) for cell in cells] == [
-        (0, "decode 2"), (0, "prompt 1000"), (1, "decode 2"), (1, "prompt 1000"),
-    ]  # fmt: skip
+        (0, "decode 2"),
+        (0, "prompt 1000"),
+        (1, "decode 2"),
+        (1, "prompt 1000"),
+    ]
     assert all(cell["all_threads"] > 0 and cell["one_thread"] > 0 for cell in cells)

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from troupellm.load_tests.serve import client
-from troupellm.load_tests.serve.http1 import ProtocolError, ResponseParser
-from troupellm.load_tests.serve.records import RequestRecord, SampleRequest
-from troupellm.load_tests.serve.sse import SseReader
+from troupellm.load_tests.client import client
+from troupellm.load_tests.client.http1 import ProtocolError, ResponseParser
+from troupellm.load_tests.client.records import RequestRecord, SampleRequest
+from troupellm.load_tests.client.sse import SseReader
 
 STREAM = b'data: {"a": 1}\n\n: keep-alive\n\ndata: one\ndata: two\r\n\r\nevent: x\ndata:[DONE]\n\n'
 

@@ -47,9 +47,14 @@ class Copy:
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-m", "not slow", "-p", "no:cacheprovider"]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
-                [*command, *options, *paths], cwd=self.root, env=self._environment, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [*command, *options, *paths],
+                cwd=self.root,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
                 code: int | None = process.wait(seconds)
             except subprocess.TimeoutExpired:

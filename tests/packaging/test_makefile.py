@@ -64,7 +64,7 @@ def test_transformers_does_not_find_torchao() -> None:
     assert " --target some/torchao " in install
 
 
-def test_what_could_not_be_installed_is_a_failure_unless_it_may_be_absent() -> None:
+def test_missing_packages_fail_make_test_all_unless_they_may_be_absent() -> None:
     needed = f"{VARIABLE}=1 "
     assert pytest_of("test-all").startswith(needed)
     assert needed not in pytest_of("test-all", "ALLOW_ABSENT=1")
@@ -176,5 +176,5 @@ def test_the_size_is_said_before_something_is_downloaded(target: str, installed:
 
 @pytest.mark.parametrize("package", APART)
 @pytest.mark.parametrize("name", ["constraints-cpu.txt", "constraints-cuda.txt"])
-def test_what_is_installed_apart_is_of_one_version(name: str, package: str) -> None:
+def test_packages_installed_apart_have_one_version(name: str, package: str) -> None:
     assert re.search(rf"^{package}==[0-9.]+$", (ROOT / name).read_text(), re.MULTILINE)

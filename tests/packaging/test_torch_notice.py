@@ -96,7 +96,7 @@ def test_the_size_is_said_and_cuda_for_no_gpu_is_not_fetched(
         ("torch-2.13.0%2Bcu130-cp311-cp311-manylinux_2_28_x86_64.whl", PLAIN, LINUX, 1),
     ],
 )
-def test_what_a_wheel_asks_for_on_this_machine_says_whether_it_is_for_cuda(
+def test_a_cuda_wheel_is_known_by_its_requirements_on_this_machine(
     notice: Any,
     monkeypatch: pytest.MonkeyPatch,
     file: str,

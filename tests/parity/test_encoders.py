@@ -58,19 +58,29 @@ def prompts(vocabulary: int, lengths: tuple[int, ...] = LENGTHS, *, least: int =
 
 def new_row(row: int, tokens: list[int], state: PoolingState, blocks: tuple[int, ...] = (0,)) -> NewRow:
     return NewRow(
-        row=row, epoch=0, request_id="", token_ids=array("i", tokens).tobytes(), num_prompt_tokens=len(tokens),
-        sampling=SamplingState(temperature=0.0), blocks=(blocks,), pooling=state,
-    )  # fmt: skip
+        row=row,
+        epoch=0,
+        request_id="",
+        token_ids=array("i", tokens).tobytes(),
+        num_prompt_tokens=len(tokens),
+        sampling=SamplingState(temperature=0.0),
+        blocks=(blocks,),
+        pooling=state,
+    )
 
 
 def run_whole(runner: EncoderRunner, texts: list[list[int]], states: list[PoolingState]) -> list[np.ndarray]:
     """One step of whole prompts."""
     rows = tuple(range(len(texts)))
     plan = StepPlan(
-        step=0, engine_epoch=0, rows=rows, epochs=(0,) * len(rows), starts=(0,) * len(rows),
+        step=0,
+        engine_epoch=0,
+        rows=rows,
+        epochs=(0,) * len(rows),
+        starts=(0,) * len(rows),
         counts=tuple(map(len, texts)),
         new_rows=tuple(new_row(row, texts[row], states[row]) for row in rows),
-    )  # fmt: skip
+    )
     return vectors_of(runner.run(plan))
 
 
@@ -165,9 +175,14 @@ def test_a_row_that_is_not_a_number_fails_alone(tmp_path: Path) -> None:
     texts = [[2, 5, 6, 3], [2, 17, 3], [2, 7, 8, 9, 3]]
     rows = (0, 1, 2)
     plan = StepPlan(
-        step=0, engine_epoch=0, rows=rows, epochs=(0, 0, 0), starts=(0, 0, 0), counts=(4, 3, 5),
+        step=0,
+        engine_epoch=0,
+        rows=rows,
+        epochs=(0, 0, 0),
+        starts=(0, 0, 0),
+        counts=(4, 3, 5),
         new_rows=tuple(new_row(row, texts[row], ability.resolve(PoolingParams())) for row in rows),
-    )  # fmt: skip
+    )
     result = loaded.fresh_runner().run(plan)
     assert [error.row for error in result.errors] == [1]
     assert [entry.row for entry in result.pooled] == [0, 2]
@@ -189,9 +204,14 @@ class DecoderDriver:
         for start in range(0, len(text), piece):
             count = min(piece, len(text) - start)
             plan = StepPlan(
-                step=self.row, engine_epoch=0, rows=(self.row,), epochs=(0,), starts=(start,), counts=(count,),
+                step=self.row,
+                engine_epoch=0,
+                rows=(self.row,),
+                epochs=(0,),
+                starts=(start,),
+                counts=(count,),
                 new_rows=(new_row(self.row, text, state, blocks),) if start == 0 else (),
-            )  # fmt: skip
+            )
             result = self.worker.collect(self.worker.launch(plan))
             assert result.tokens == ()
             assert bool(result.pooled) == (start + count == len(text))

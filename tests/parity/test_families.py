@@ -10,19 +10,21 @@ import torch
 from troupellm.models.hub.source import resolve_model
 from troupellm.models.runner import runner as runner_module
 from troupellm.protocol.config.engine import ModelConfig
+from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, TOLERANCE, assert_close_call
 from troupellm.tests.support.checkpoints.decoder_pairs import (
     FAMILIES,
-    LIKELIEST,
-    TOLERANCE,
+    VARIANTS,
     Driver,
     Pair,
-    assert_close_call,
+    check_ragged_batch,
     make_prompt,
 )
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
+ROWS = [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in FAMILIES]
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+
+@pytest.fixture(scope="module", params=ROWS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(tmp_path_factory.mktemp(request.param), FAMILIES[request.param]())
 
@@ -55,18 +57,7 @@ def test_a_prompt_in_chunks_gives_the_tokens_of_transformers(pair: Pair, chunk: 
 @pytest.mark.parametrize("piece", [runner_module.PIECE_TOKENS, pytest.param(11, marks=slow)])
 def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "PIECE_TOKENS", piece)
-    lengths = {0: 3, 1: 33, 2: 17, 3: 61, 4: 16, 5: 1}
-    driver = Driver(pair.runner())
-    for row, length in lengths.items():
-        driver.submit(row, make_prompt(length, seed=row))
-    arrivals = {0: 0, 1: 0, 2: 1, 3: 3, 4: 4, 5: 6}
-    step = 0
-    while any(driver.generated(row) < 10 for row in lengths):
-        present = [row for row in lengths if arrivals[row] <= step and driver.generated(row) < 10]
-        driver.run({row: min(20, len(driver.tokens[row]) - driver.done[row]) for row in present})
-        step += 1
-    for row, length in lengths.items():
-        pair.check(make_prompt(length, seed=row), driver.answer(row))
+    check_ragged_batch(pair)
 
 
 def test_logits_are_within_tolerance(pair: Pair) -> None:

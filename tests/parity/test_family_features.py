@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from troupellm.models.config.decoder_config import LayerNorms, RopeConfig
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, TOLERANCE, Driver, Pair, make_prompt
+from troupellm.models.config.decoder_config import LayerNorms, QueryGrowth, RopeConfig
+from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Driver, Pair, make_prompt
 
 LENGTH = 45
 CLEAR = 0.01
@@ -61,6 +62,44 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
         {"moe": {"renormalize": False}}, {"moe": {"scale": 1.0}}, {"moe": {"scoring": "softmax"}},
         {"moe": {"group_score": "max"}},
     ],
+    "ministral3": [{"query_growth": None}, {"query_growth": QueryGrowth(beta=0.3, original=32)}, {"rope": ROTATION}],
+    "mistral4": [
+        {"query_growth": None}, {"attention_scale": None}, {"rope_interleaved": False}, {"moe": {"groups": 1}},
+        {"moe": {"scoring": "sigmoid"}}, {"moe": {"renormalize": False}}, {"moe": {"scale": 1.0}},
+    ],
+    "glm4_moe": [
+        {"qk_norm": "none"}, {"rotary_dim": None}, {"rope_interleaved": True}, {"moe": {"groups": 1}},
+        {"moe": {"choice_bias": False}}, {"moe": {"scale": 1.0}}, {"moe": {"scoring": "softmax"}},
+    ],
+    "glm4_moe_biases": [{"qkv_bias": False}, {"moe": {"renormalize": True}}],
+    "minimax_m2": [
+        {"qk_norm": "none"}, {"rotary_dim": None}, {"moe": {"choice_bias": False}}, {"moe": {"scoring": "softmax"}},
+        {"moe": {"renormalize": False}},
+    ],
+    "exaone4": [
+        {"qk_norm": "none"}, {"layer_ropes": ()}, {"windows": (None, None, None)},
+        {"norms": LayerNorms(before_attention=None, before_feed_forward=None)},
+    ],
+    "exaone_moe": [
+        {"qk_norm": "none"}, {"layer_ropes": ()}, {"windows": (None, None, None)}, {"moe": {"groups": 1}},
+        {"moe": {"choice_bias": False}}, {"moe": {"scale": 1.0}}, {"moe": {"shared_size": 0}},
+    ],
+    "seed_oss": [{"qkv_bias": False}, {"out_bias": False}, {"mlp_bias": False}],
+    "gemma": [{"norm_offset": 0.0}, {"embedding_scale": 1.0}, {"activation": "silu"}],
+    "ernie4_5": [{"rope_interleaved": False}, {"qkv_bias": False}, {"out_bias": False}, {"mlp_bias": False}],
+    "ernie4_5_moe": [
+        {"rope_interleaved": False}, {"moe": {"choice_bias": False}}, {"moe": {"renormalize": False}},
+        {"moe": {"scoring": "sigmoid"}}, {"moe": {"shared_size": 0}},
+    ],
+    "dots1": [
+        {"qk_norm": "none"}, {"windows": (None, None, None)}, {"moe": {"groups": 1}}, {"moe": {"choice_bias": False}},
+        {"moe": {"scale": 1.0}},
+    ],
+    "granite4": [
+        {"layer_ropes": (None, None)}, {"embedding_scale": 1.0}, {"residual_multiplier": 1.0},
+        {"attention_scale": None}, {"logit_scale": 1.0},
+    ],
+    "granite4_without_rotation": [{"layer_ropes": ()}],
     "deepseek_v3_halves": [{"rope_interleaved": True}, {"moe": {"renormalize": True}}],
 }  # fmt: skip
 

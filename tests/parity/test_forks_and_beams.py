@@ -203,9 +203,16 @@ def test_beams_are_those_of_transformers_where_nothing_ends_early(
     folder: Path, reference: LlamaForCausalLM, width: int
 ) -> None:
     found = reference.generate(
-        torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), num_beams=width, num_return_sequences=width,
-        do_sample=False, max_new_tokens=10, eos_token_id=None, pad_token_id=0, length_penalty=1.0,
-    )  # fmt: skip
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT)),
+        num_beams=width,
+        num_return_sequences=width,
+        do_sample=False,
+        max_new_tokens=10,
+        eos_token_id=None,
+        pad_token_id=0,
+        length_penalty=1.0,
+    )
     machine = Machine(folder)
     machine.submit(1, beams(width), max_tokens=10, beam=settings(width, 1.0))
     machine.run()

@@ -28,11 +28,23 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(12)
         config = transformers.Gemma3TextConfig(
-            vocab_size=384, hidden_size=64, intermediate_size=96, num_hidden_layers=5, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16, max_position_embeddings=512, initializer_range=0.4, bos_token_id=1,
-            eos_token_id=2, pad_token_id=0, query_pre_attn_scalar=64, sliding_window=WINDOW,
-            layer_types=[SLIDING, SLIDING, FULL, SLIDING, SLIDING], tie_word_embeddings=False,
-        )  # fmt: skip
+            vocab_size=384,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=5,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=512,
+            initializer_range=0.4,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+            query_pre_attn_scalar=64,
+            sliding_window=WINDOW,
+            layer_types=[SLIDING, SLIDING, FULL, SLIDING, SLIDING],
+            tie_word_embeddings=False,
+        )
         self.folder = byte_level(folder)
         self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         self._model.save_pretrained(folder)
@@ -149,7 +161,7 @@ async def test_beams_and_forks_say_the_same_under_either_arrangement(reference: 
 
 
 @pytest.mark.anyio
-async def test_nobody_reads_what_a_window_gave_back(reference: Reference) -> None:
+async def test_blocks_given_back_by_a_window_are_not_read(reference: Reference) -> None:
     """Without a prefix cache, free blocks become NaN at once, and reused ones before they are written."""
     prompts = prompts_of([50, 37, 61])
     settings = {"max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 128, "num_gpu_blocks_override": 160}

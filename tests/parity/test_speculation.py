@@ -77,8 +77,9 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 QUICK = (
     *((proposer, "pieces, and too few blocks") for proposer in ("ngram", "suffix", "trees of EAGLE")),
-    ("trees", "deaths"), ("trees", "no prefix cache"),
-)  # fmt: skip
+    ("trees", "deaths"),
+    ("trees", "no prefix cache"),
+)
 
 
 async def streamed(engine: Any, number: int, fields: dict[str, Any]) -> dict[int, list[Any]]:

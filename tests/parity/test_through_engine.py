@@ -16,7 +16,8 @@ import transformers
 import troupellm
 from troupellm.models.hub.source import resolve_model
 from troupellm.protocol.config.engine import ModelConfig
-from troupellm.tests.support.checkpoints.decoder_pairs import LIKELIEST, assert_close_call, write_tokenizer
+from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
+from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, assert_close_call
 
 COMMON = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

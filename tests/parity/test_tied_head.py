@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from troupellm.models.checkpoint import safetensors
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
+from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, SIZES, Pair, make_prompt
 
@@ -80,3 +81,44 @@ def test_a_head_that_is_quantized_is_no_embedding(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {NAMES[1]: tensors[NAMES[0]].to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
     assert not settle_head(tmp_path, describe_model(tmp_path), lambda _: None).tie_word_embeddings
+
+
+def without_prefix(folder: Path, *left_out: str) -> None:
+    """As Qwen3-Embedding is published: the body's names begin below `model.`."""
+    tensors = load_file(folder / "model.safetensors")
+    named = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name not in left_out}
+    save_file(named, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_tied"])
+def test_a_body_without_its_prefix_is_read(tmp_path: Path, family: str) -> None:
+    pair, prompt = Pair(tmp_path, FAMILIES[family]()), make_prompt(20)
+    expected = pair.own_logits(prompt)
+    without_prefix(tmp_path)
+    pair.open()
+    assert pair.config.head == "lm"
+    assert torch.equal(pair.own_logits(prompt), expected)
+
+
+def test_a_body_without_prefix_and_head_embeds(tmp_path: Path) -> None:
+    """Qwen3-Embedding-8B, whose config.json names an architecture with a head that it does not have."""
+    pair, seen = Pair(tmp_path, FAMILIES["qwen3"]()), list[LoadProgress]()
+    without_prefix(tmp_path, NAMES[1])
+    described = describe_model(tmp_path)
+    assert settle_head(tmp_path, described, seen.append) == msgspec.structs.replace(described, head="none")
+    assert [progress.detail for progress in seen] == [
+        "there is no lm_head.weight and no name begins with model.: the model embeds and does not write"
+    ]
+    norm = pair.decoder.norm
+    pair.open()
+    assert pair.decoder.head is None
+    assert torch.equal(pair.decoder.norm, norm)
+
+
+def test_a_missing_head_of_a_model_that_writes_is_refused(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, FAMILIES["qwen3"]())
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[NAMES[1]]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"tensor lm_head\.weight is missing"):
+        pair.open()

@@ -24,14 +24,15 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
+from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
 from troupellm.tests.support.checkpoints.decoder_pairs import (
     MAX_LEN,
     SIZES,
-    TOLERANCE,
     Driver,
     Pair,
+    check_ragged_batch,
     make_prompt,
-    write_tokenizer,
 )
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
@@ -42,24 +43,41 @@ FAMILIES = {
     "cohere2": lambda: transformers.Cohere2Config(**SIZES, sliding_window=20, sliding_window_pattern=2),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
     "opt": lambda: transformers.OPTConfig(**{**NEOX, "ffn_dim": 96, "word_embed_proj_dim": 64}),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=256,
-                                            bos_token_id=None, eos_token_id=None, pad_token_id=0),
-    "phimoe": lambda: transformers.PhimoeConfig(
-        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=20
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=300,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
     ),
+    "phimoe": lambda: transformers.PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=20),
     "phi3_long": lambda: transformers.Phi3Config(
-        **{**SIZES, "max_position_embeddings": 512}, original_max_position_embeddings=1, rope_parameters={
-            "rope_type": "longrope", "rope_theta": 10000.0, "attention_factor": 1.3, "short_factor": [1.0] * 8,
-            "long_factor": [1.5 + index for index in range(8)]},
+        **{**SIZES, "max_position_embeddings": 512},
+        original_max_position_embeddings=1,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "attention_factor": 1.3,
+            "short_factor": [1.0] * 8,
+            "long_factor": [1.5 + index for index in range(8)],
+        },
     ),
     "gemma2": lambda: transformers.Gemma2Config(
-        **SIZES, head_dim=32, query_pre_attn_scalar=64, sliding_window=20, attn_logit_softcapping=3.0,
-        final_logit_softcapping=4.0, tie_word_embeddings=False,
+        **SIZES,
+        head_dim=32,
+        query_pre_attn_scalar=64,
+        sliding_window=20,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=4.0,
+        tie_word_embeddings=False,
     ),
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SIZES, head_dim=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=20
     ),
-}  # fmt: skip
+}
 """The last three are families of ours, too."""
 QUICK = ("starcoder2", "cohere2", "gpt_neox", "gemma2")
 MAMBA = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
@@ -129,18 +147,7 @@ def test_a_backend_of_transformers_passes_its_own_check(pair: Pair, dtype: torch
 @pytest.mark.parametrize("piece", [runner_module.PIECE_TOKENS, 11])
 def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "PIECE_TOKENS", piece)
-    lengths = {0: 3, 1: 33, 2: 17, 3: 61, 4: 16, 5: 1}
-    driver = Driver(pair.runner())
-    for row, length in lengths.items():
-        driver.submit(row, make_prompt(length, seed=row))
-    arrivals = {0: 0, 1: 0, 2: 1, 3: 3, 4: 4, 5: 6}
-    step = 0
-    while any(driver.generated(row) < 10 for row in lengths):
-        present = [row for row in lengths if arrivals[row] <= step and driver.generated(row) < 10]
-        driver.run({row: min(20, len(driver.tokens[row]) - driver.done[row]) for row in present})
-        step += 1
-    for row, length in lengths.items():
-        pair.check(make_prompt(length, seed=row), driver.answer(row))
+    check_ragged_batch(pair)
 
 
 def test_preemption_by_recompute_goes_on_with_the_same_tokens(pair: Pair) -> None:

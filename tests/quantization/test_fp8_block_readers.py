@@ -28,9 +28,12 @@ RAGGED, EVEN = (48, 40), (32, 16)
 
 def written(folder: Path, block: tuple[int, int], *, powers: bool = False) -> Path:
     config = {
-        "quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"],
-        "weight_block_size": list(block), "scale_fmt": "ue8m0" if powers else "float",
-    }  # fmt: skip
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "modules_to_not_convert": ["lm_head"],
+        "weight_block_size": list(block),
+        "scale_fmt": "ue8m0" if powers else "float",
+    }
     return write_model(folder, tiny_llama(), lambda _, weight: blocks(weight, block, powers=powers), config)
 
 

@@ -86,10 +86,15 @@ def test_experts_in_four_bits_stay_packed(tmp_path: Path) -> None:
 )
 def test_one_size_of_gemma_scales_its_scores_otherwise(architecture: str, layers: int, expected: int) -> None:
     keys = {
-        "block_count": layers, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96,
-        "attention.head_count": 4, "attention.key_length": 32, "attention.value_length": 32,
+        "block_count": layers,
+        "context_length": 128,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
         "attention.layer_norm_rms_epsilon": 1e-6,
-    }  # fmt: skip
+    }
     metadata = {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in keys.items()}}
     names = [EMBEDDING, *(f"blk.{layer}.attn_q.weight" for layer in range(layers))]
     tensors = {name: StoredTensor("F32", (8, 64), Path("a.gguf"), 0, 0) for name in names}

@@ -112,8 +112,14 @@ def test_a_table_that_counts_up_is_told_from_others() -> None:
     """A GPU's products decode four bits by adding a number, which they can do for some tables only."""
     found = {name: blocks_outline(name, 1, 256).code for name in LAYOUTS}
     assert {name for name, code in found.items() if code == "int4"} == {
-        "Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0",
-    }  # fmt: skip
+        "Q4_0",
+        "Q4_1",
+        "Q4_K",
+        "Q2_K",
+        "Q3_K",
+        "TQ1_0",
+        "TQ2_0",
+    }
     assert {name for name, code in found.items() if code == "table4"} == {name for name in LAYOUTS if name[:2] == "IQ"}
     assert found["MXFP4"] == "mxfp4"
 

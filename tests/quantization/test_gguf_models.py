@@ -67,7 +67,8 @@ MODELS: dict[str, Callable[[Path], Written]] = {
     "biases": lambda path: Written(path, llama(attention_bias=True), {"": Kind.Q8_0}),
     "qwen2": lambda path: Written(path, transformers.Qwen2Config(**SIZES), {"": Kind.Q8_0}, pre="qwen2"),
     "qwen3": lambda path: Written(
-        path, transformers.Qwen3Config(**SIZES | {"num_attention_heads": 8}, head_dim=64, tie_word_embeddings=True),
+        path,
+        transformers.Qwen3Config(**SIZES | {"num_attention_heads": 8}, head_dim=64, tie_word_embeddings=True),
         MIX,
         pre="qwen2",
     ),
@@ -75,11 +76,16 @@ MODELS: dict[str, Callable[[Path], Written]] = {
         path, llama(rope_parameters=LLAMA3), {"": Kind.Q8_0}, pre="llama-bpe", rope_factors=llama3_factors()
     ),
     "yarn": lambda path: Written(
-        path, llama(rope_parameters=YARN), {"": Kind.Q8_0},
-        extra={"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
-               "llama.rope.scaling.original_context_length": 64},
+        path,
+        llama(rope_parameters=YARN),
+        {"": Kind.Q8_0},
+        extra={
+            "llama.rope.scaling.type": "yarn",
+            "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.original_context_length": 64,
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -133,9 +139,13 @@ async def test_the_whole_engine_serves_a_file(tiny: Written) -> None:
     prompt = "the quick brown fox"
     ids = tiny.tokenizer.encode(prompt, add_special_tokens=False).ids
     output = tiny.model.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
-        max_new_tokens=12, min_new_tokens=12, pad_token_id=0,
-    )[0, len(ids) :].tolist()  # fmt: skip
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=12,
+        min_new_tokens=12,
+        pad_token_id=0,
+    )[0, len(ids) :].tolist()
     async with troupellm.Engine(str(tiny.path), num_gpu_blocks_override=32, max_num_prefill_tokens=64) as engine:
         answer = await engine.generate(prompt, temperature=0, max_tokens=12, ignore_eos=True)
         async with engine.chat([{"role": "user", "content": "hi"}], max_tokens=3, ignore_eos=True) as chat:

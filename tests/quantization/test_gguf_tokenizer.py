@@ -150,8 +150,11 @@ def test_a_sentencepiece_tokenizer_of_a_gguf_file_encodes_alike(tmp_path: Path) 
 def test_merges_come_best_first() -> None:
     vocabulary = {token: index for index, token in enumerate(["a", "b", "c", "ab", "bc", "abc"])}
     assert merges_of(vocabulary, [0.0, 0.0, 0.0, -2.0, -1.0, -3.0]) == [
-        ("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c"),
-    ]  # fmt: skip
+        ("b", "c"),
+        ("a", "b"),
+        ("a", "bc"),
+        ("ab", "c"),
+    ]
 
 
 def test_templates_ends_and_sampling(tmp_path: Path) -> None:

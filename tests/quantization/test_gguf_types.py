@@ -14,23 +14,65 @@ from troupellm.models.tokenizer.gguf_tokenizer import gguf_tokenizer
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
 
-FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
-                derandomize=True, database=None)  # fmt: skip
+FUZZ = settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+    database=None,
+)
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 BOOL, TEXT, ARRAY = 7, 8, 9
 KEYS = (
-    *(f"tokenizer.ggml.{name}" for name in (
-        "model", "pre", "tokens", "token_type", "merges", "scores", "bos_token_id", "eos_token_id", "eot_token_id",
-        "eom_token_id", "unknown_token_id", "seperator_token_id", "padding_token_id", "mask_token_id", "add_bos_token",
-        "add_eos_token", "add_space_prefix")),
-    "tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.chat_template.a",
+    *(
+        f"tokenizer.ggml.{name}"
+        for name in (
+            "model",
+            "pre",
+            "tokens",
+            "token_type",
+            "merges",
+            "scores",
+            "bos_token_id",
+            "eos_token_id",
+            "eot_token_id",
+            "eom_token_id",
+            "unknown_token_id",
+            "seperator_token_id",
+            "padding_token_id",
+            "mask_token_id",
+            "add_bos_token",
+            "add_eos_token",
+            "add_space_prefix",
+        )
+    ),
+    "tokenizer.chat_template",
+    "tokenizer.chat_templates",
+    "tokenizer.chat_template.a",
     *(f"general.sampling.{name}" for name in ("temp", "top_k", "top_p", "min_p", "penalty_repeat")),
-    *(f"llama.{name}" for name in (
-        "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
-        "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
-        "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "attention.sliding_window")),
-    "general.architecture", "general.alignment", "split.count",
-)  # fmt: skip
+    *(
+        f"llama.{name}"
+        for name in (
+            "context_length",
+            "embedding_length",
+            "block_count",
+            "feed_forward_length",
+            "attention.head_count",
+            "attention.head_count_kv",
+            "attention.key_length",
+            "attention.layer_norm_rms_epsilon",
+            "rope.dimension_count",
+            "rope.freq_base",
+            "rope.scaling.type",
+            "rope.scaling.factor",
+            "rope.scale_linear",
+            "attention.sliding_window",
+        )
+    ),
+    "general.architecture",
+    "general.alignment",
+    "split.count",
+)
 
 
 @pytest.fixture(scope="module")

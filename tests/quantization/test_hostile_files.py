@@ -28,8 +28,13 @@ from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
 from troupellm.tests.support.quantized.packed_words import AWQ, GPTQ, GptqWriter, awq_writer
 from troupellm.tests.support.quantized.quantized_llama import load, save_sharded, tiny_llama, write_model
 
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
-                derandomize=True, database=None)  # fmt: skip
+FUZZ = settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+    database=None,
+)
 HUGE = 2**62
 
 

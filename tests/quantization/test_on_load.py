@@ -70,7 +70,7 @@ async def test_the_same_tokens_with_fewer_bits(plain, mode: str | None, cache: s
 
 
 @pytest.mark.anyio
-async def test_what_happens_to_a_sequence_changes_nothing() -> None:
+async def test_int8_answers_are_the_same_after_chunks_preemption_forks_and_sleep() -> None:
     """In int8 throughout: chunks, preemption, replayed prefixes, forks and sleep against one sequence at a time."""
     eight = {"quantization": "int8", "kv_cache_dtype": "int8"}
     async with troupellm.Engine(max_model_len=128, **eight) as engine:

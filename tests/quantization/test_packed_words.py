@@ -77,10 +77,21 @@ def test_experts_in_four_bits(tmp_path: Path) -> None:
     """Each expert's layers are stored by themselves, as those of a dense model are; the router is plain."""
     torch.manual_seed(8)
     config = transformers.Qwen3MoeConfig(
-        vocab_size=288, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
-        max_position_embeddings=128, initializer_range=0.3, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=288,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     plain, quantized, writer = tmp_path / "plain", tmp_path / "quantized", GptqWriter(GPTQ)
     transformers.Qwen3MoeForCausalLM(config).save_pretrained(plain)
     tensors, stored = load_file(plain / "model.safetensors"), {}

@@ -34,9 +34,11 @@ _ENDING = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _O200K = _CASED.replace("END", _ENDING) + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES
 _KIMI = (
-    r"[\p{Han}]+|" + _CASED.replace("END", _ENDING).replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")
-    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
-)  # fmt: skip
+    r"[\p{Han}]+|"
+    + _CASED.replace("END", _ENDING).replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    + _SPACES
+)
 PUBLIC = {
     "tekken": _CASED.replace("END", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES,
     "gpt-4o": _O200K, "llama4": _O200K, "minimax-m2": _O200K, "kimi-k2": _KIMI,
@@ -61,9 +63,11 @@ def bytes_vocabulary(size: int) -> dict[str, Any]:
     tokens, merges = train(tokenizer, trainer)
     tokens += [token for token in WHOLE if token not in tokens]
     return {
-        "tokens": [*tokens, *SPECIAL], "types": [1] * len(tokens) + [*SPECIAL.values()], "merges": merges,
+        "tokens": [*tokens, *SPECIAL],
+        "types": [1] * len(tokens) + [*SPECIAL.values()],
+        "merges": merges,
         "settings": {"model": "gpt2", "bos_token_id": len(tokens), "eos_token_id": len(tokens) + 1},
-    }  # fmt: skip
+    }
 
 
 def train(tokenizer: Tokenizer, trainer: Any) -> tuple[list[str], list[str]]:
@@ -106,9 +110,10 @@ def word_vocabulary(size: int) -> dict[str, Any]:
     first = {"[PAD]": 3, "[UNK]": 3, "[CLS]": 3, "[SEP]": 3, "[MASK]": 3}
     ids = {"padding_token_id": 0, "unknown_token_id": 1, "bos_token_id": 2, "seperator_token_id": 3, "mask_token_id": 4}
     return {
-        "tokens": [*first, *spelled], "types": [*first.values(), *([1] * len(spelled))],
+        "tokens": [*first, *spelled],
+        "types": [*first.values(), *([1] * len(spelled))],
         "settings": {"model": "bert", "token_type_count": 2, "eos_token_id": 3} | ids,
-    }  # fmt: skip
+    }
 
 
 def unigram_vocabulary(size: int) -> dict[str, Any]:
@@ -121,13 +126,19 @@ def unigram_vocabulary(size: int) -> dict[str, Any]:
     train(tokenizer, trainer)
     entries = json.loads(tokenizer.to_str())["model"]["vocab"]
     return {
-        "tokens": [token for token, _ in entries], "types": [3, 3, 2, *([1] * (len(entries) - 3))],
+        "tokens": [token for token, _ in entries],
+        "types": [3, 3, 2, *([1] * (len(entries) - 3))],
         "scores": [score for _, score in entries],
         "settings": {
-            "model": "t5", "pre": "default", "padding_token_id": 0, "eos_token_id": 1, "unknown_token_id": 2,
-            "add_space_prefix": True, "remove_extra_whitespaces": False,
+            "model": "t5",
+            "pre": "default",
+            "padding_token_id": 0,
+            "eos_token_id": 1,
+            "unknown_token_id": 2,
+            "add_space_prefix": True,
+            "remove_extra_whitespaces": False,
         },
-    }  # fmt: skip
+    }
 
 
 def published(text: str, pattern: str, vocabulary: dict[str, Any]) -> list[int]:

@@ -45,9 +45,16 @@ def pieces(algorithm: str, **options: Any) -> bytes:
     written = io.BytesIO()
     texts = [text for text in TEXTS if text not in WITH_SPECIAL and text.strip()]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*texts, *texts]), model_writer=written, model_type=algorithm, vocab_size=800,
-        hard_vocab_limit=False, character_coverage=0.98, normalization_rule_name="identity", minloglevel=2, **options,
-    )  # fmt: skip
+        sentence_iterator=iter([*texts, *texts]),
+        model_writer=written,
+        model_type=algorithm,
+        vocab_size=800,
+        hard_vocab_limit=False,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        minloglevel=2,
+        **options,
+    )
     return written.getvalue()
 
 
@@ -87,9 +94,10 @@ def main() -> None:
         cases[name] = files, reference, ids
 
     for name, settings in {
-        "LlamaTokenizer": {"add_bos_token": True}, "LlamaTokenizer, legacy": {"legacy": True},
+        "LlamaTokenizer": {"add_bos_token": True},
+        "LlamaTokenizer, legacy": {"legacy": True},
         "LlamaTokenizer, both ends": {"add_bos_token": True, "add_eos_token": True, "add_prefix_space": False},
-    }.items():  # fmt: skip
+    }.items():
         config = {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"} | settings}
         add(name, {"tokenizer.model": text_of(bpe)} | llama | config, "transformers")
     add("no class, bpe", {"tokenizer.model": text_of(own)} | llama, "sentencepiece", by_sentencepiece(own))

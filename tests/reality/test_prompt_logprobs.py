@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from troupellm.load_tests.own_server import own_server
+from troupellm.load_tests.traffic.own_server import own_server
 
 FORMATS = {"float32": None, "int8": "int8", "int4": "int4"}
 TEXT = np.random.default_rng(5).integers(300, 2000, 300).tolist()

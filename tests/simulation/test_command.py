@@ -39,9 +39,19 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         def verdict(seed: int) -> Verdict:
             failures = ("1: a block is owned twice",) if seed == failing else ()
             return Verdict(
-                seed=seed, failures=failures, hits=hits, trace=(), virtual_seconds=0.0, steps=1, finished=1,
-                preemptions=0, accepted=0, loads=0, leased=0, prefetched=0,
-            )  # fmt: skip
+                seed=seed,
+                failures=failures,
+                hits=hits,
+                trace=(),
+                virtual_seconds=0.0,
+                steps=1,
+                finished=1,
+                preemptions=0,
+                accepted=0,
+                loads=0,
+                leased=0,
+                prefetched=0,
+            )
 
         monkeypatch.setattr(command, "ProcessPoolExecutor", Here)
         monkeypatch.setattr(command, "run_seeds", lambda seeds: ([verdict(seed) for seed in seeds], 0.01 * len(seeds)))

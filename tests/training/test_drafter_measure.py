@@ -56,7 +56,7 @@ def address() -> Iterator[str]:
     server.server_close()
 
 
-def test_what_answers_that_end_add_to_the_counters(address: str) -> None:
+def test_the_tally_is_the_growth_of_the_counters_over_the_answers(address: str) -> None:
     assert ask(address, ["a", "b", "c", "d"], 8) == Tally(verified=9, accepted=15)
 
 

@@ -11,24 +11,15 @@ from troupellm.protocol.config.engine import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
 from troupellm.protocol.messages.input import ChatPrompt, Demand, ManyPrompts, RequestGroup, TextPrompt, TokensPrompt
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.environment.hand_clock import HandClock
 
 pytestmark = pytest.mark.anyio
 
 
-class FakeClock:
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
 def door(
     seqs: int = 2, queued: int = 2, tokens: int | None = None, tenants: tuple[TenantConfig, ...] = ()
-) -> tuple[Admission, FakeClock]:
-    clock = FakeClock()
+) -> tuple[Admission, HandClock]:
+    clock = HandClock()
     config = SchedulerConfig(
         max_num_seqs=seqs, max_num_queued_reqs=queued, max_num_queued_tokens=tokens, tenants=tenants
     )
@@ -255,7 +246,7 @@ async def test_a_tenant_in_line_is_let_in_no_further_than_its_own_limit() -> Non
         assert (len(served), admission.waiting, admission.quotas.snapshot()[0].inside) == (1, 0, 1)
 
 
-async def test_who_waits_for_its_own_limit_holds_nobody_back() -> None:
+async def test_a_request_that_waits_for_its_keys_limit_does_not_hold_back_others() -> None:
     admission, _ = door(seqs=4, queued=0, tenants=AT_MOST_ONE)
     others = [admission.enter(want(1, 1, "b")) for _ in range(4)]
     served: list[str] = []
@@ -279,7 +270,7 @@ async def test_who_waits_for_its_own_limit_holds_nobody_back() -> None:
     assert admission.waiting == 0
 
 
-async def test_what_a_minute_allows_is_looked_at_again_when_one_is_let_in() -> None:
+async def test_the_limit_per_minute_is_checked_again_when_a_waiting_request_is_admitted() -> None:
     admission, _ = door(seqs=2, queued=0, tenants=(TenantConfig(name="a", requests_per_minute=1),))
     others = [admission.enter(want(1, 1)) for _ in range(2)]
     outcomes: list[str] = []
@@ -346,7 +337,7 @@ def test_a_party_is_let_in_as_a_whole_or_not_at_all() -> None:
     admission.enter(want(3, 1))
 
 
-def test_who_does_not_come_gives_the_room_of_its_party_back() -> None:
+def test_a_group_whose_request_leaves_gives_back_the_room_of_the_whole_group() -> None:
     admission, _ = door(seqs=4, queued=0, tokens=10)
     request_group = RequestGroup(name="call", sequences=4, tokens=10)
     first = admission.enter(want(1, 2, request_group=request_group))

@@ -30,7 +30,7 @@ def want(tenant: str, sequences: int = 1, tokens: int = 1) -> Demand:
     return Demand(sequences=sequences, tokens=tokens, tenant=tenant)
 
 
-async def test_who_waits_for_the_common_part_is_passed_only_by_those_for_whom_places_are_kept() -> None:
+async def test_a_request_that_waits_for_common_places_is_passed_only_by_tenants_with_kept_places() -> None:
     line = Line()
     others = [line.admission.enter(want("other")) for _ in range(2)]
     async with anyio.create_task_group() as group:
@@ -50,7 +50,7 @@ async def test_who_waits_for_the_common_part_is_passed_only_by_those_for_whom_pl
         group.cancel_scope.cancel()
 
 
-async def test_who_needs_more_than_the_common_part_is_passed_by_nobody_with_more_inside() -> None:
+async def test_a_request_larger_than_the_common_places_is_served_before_tenants_that_have_more_inside() -> None:
     line = Line()
     inside = [line.admission.enter(want("quiet")) for _ in range(2)]
     async with anyio.create_task_group() as group:
@@ -64,7 +64,7 @@ async def test_who_needs_more_than_the_common_part_is_passed_by_nobody_with_more
     assert line.served == ["large", "quiet"]
 
 
-async def test_who_waits_for_common_tokens_does_not_lose_the_common_places_meanwhile() -> None:
+async def test_a_request_that_waits_for_common_tokens_keeps_its_claim_to_common_places() -> None:
     """Else those who have tokens kept and those who have places kept could pass it in turn, for ever."""
     line = Line(tokens=80)
     long = line.admission.enter(want("other", tokens=40))

@@ -12,21 +12,12 @@ from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.messages.output import RequestClosed
 from troupellm.protocol.messages.scheduler import AbortRequest
 from troupellm.protocol.params.outputs import Usage
+from troupellm.tests.support.environment.hand_clock import HandClock
 from troupellm.tests.support.scheduler.output_bench import TABLES, Slot, closed, ids, opened, step
 
 
-class FakeClock:
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
-def door(**limits: int) -> tuple[Admission, FakeClock]:
-    clock = FakeClock()
+def door(**limits: int) -> tuple[Admission, HandClock]:
+    clock = HandClock()
     tenants = (TenantConfig(name="a", **limits), TenantConfig(name="b", **limits))
     return Admission(SchedulerConfig(tenants=tenants), clock), clock
 
@@ -61,7 +52,7 @@ def test_a_limit_per_minute_saves_up_for_a_minute_and_no_longer() -> None:
         admission.enter(want(tokens=11))
 
 
-def test_what_is_left_is_told_with_admission_and_with_refusal() -> None:
+def test_the_remaining_quota_is_told_with_admission_and_with_refusal() -> None:
     admission, _ = door(requests_per_minute=6, tokens_per_minute=60, max_concurrency=2)
     quota = admission.enter(want(tokens=12)).quota
     assert quota is not None
@@ -154,7 +145,7 @@ def test_tokens_behind_a_stop_string_cost_nothing_whether_somebody_reads_the_usa
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 998 - len(shown)
 
 
-def test_what_never_began_costs_no_tokens() -> None:
+def test_a_request_that_never_began_costs_no_tokens() -> None:
     admission, clock = door(tokens_per_minute=1000)
     requests = OpenRequests(clock, lambda message: None)
     refused = requests.add(admission.enter(want(tokens=300, max_tokens=100)), 0.0, 8, None)
@@ -169,7 +160,7 @@ def test_what_never_began_costs_no_tokens() -> None:
     assert (account.requests, account.prompt_tokens, account.inside) == (3, 0, 0)
 
 
-def test_who_is_ended_from_outside_before_it_was_opened_pays_what_the_scheduler_tells() -> None:
+def test_a_request_aborted_before_it_opened_is_charged_what_the_scheduler_reports() -> None:
     """The output actor may crash over the very message that opens a request which the scheduler knows already."""
     admission, clock = door(tokens_per_minute=1000)
     aborts: list[object] = []

@@ -226,7 +226,7 @@ async def test_scores_by_vectors_and_labels(engine_for: Any) -> None:
             await engine.embed("a")
 
 
-async def test_what_a_model_cannot_do_is_refused_by_name(engine_for: Any) -> None:
+async def test_a_task_that_the_model_lacks_is_refused_by_name(engine_for: Any) -> None:
     async with engine_for("encoder") as engine:
         for call in (engine.generate("a"), engine.generate([5, 6])):
             with pytest.raises(InvalidRequest, match="does not generate text; it supports embed") as caught:

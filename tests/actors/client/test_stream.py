@@ -118,7 +118,7 @@ async def test_pieces_may_be_taken_at_once_and_ends_come_by_waking(engine_of: An
 
 
 @pytest.mark.parametrize("at", ["take", "ready"])
-async def test_what_a_taker_raises_ends_its_own_iteration_only(engine_of: Any, quiet: Any, at: str) -> None:
+async def test_an_error_of_a_sink_ends_its_own_stream_only(engine_of: Any, quiet: Any, at: str) -> None:
     def broken(*_: object) -> bool:
         raise ZeroDivisionError
 

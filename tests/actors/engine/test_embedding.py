@@ -21,8 +21,10 @@ def host_says(case: str, model: Path) -> Any:
     """The report of a fresh process; see `host_loop`."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-m", HOST_LOOP, case, str(model)],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -189,7 +189,7 @@ async def test_opening_in_one_task_and_closing_in_another(model_folder: Path, fa
         await Engine.open(model_folder / "nothing")
 
 
-async def test_what_is_ready_is_taken_at_once_and_nothing_twice(engine_of: Any, expected: Any) -> None:
+async def test_ready_deltas_are_taken_together_and_once(engine_of: Any, expected: Any) -> None:
     async with engine_of() as engine, engine.stream(PROMPT, max_tokens=30, n=3, temperature=0.0) as stream:
         assert stream.take_ready() == []
         tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}

@@ -195,7 +195,7 @@ async def test_an_output_crash_fails_what_is_open_and_goes_on(
         await quiet(engine)
 
 
-async def test_what_an_end_that_crashed_the_output_actor_used_is_settled(
+async def test_usage_is_settled_when_the_end_of_a_request_crashes_the_output_actor(
     engine_of: Any, monkeypatch: pytest.MonkeyPatch, quiet: Any
 ) -> None:
     from troupellm.actors.output.core import OutputCore

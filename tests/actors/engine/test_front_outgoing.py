@@ -52,7 +52,7 @@ def test_many_logprobs_travel_in_portions_and_in_order() -> None:
     assert frames[-1].ended
 
 
-def test_what_a_paused_reader_has_stays_where_it_is() -> None:
+def test_pieces_of_a_paused_reader_stay_in_its_outbox() -> None:
     request = Sent(1, StubOutbox([Delta(text="a", token_ids=(1,))]))  # type: ignore[arg-type]
     outgoing = Outgoing()
     request.held = True

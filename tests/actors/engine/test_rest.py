@@ -91,7 +91,7 @@ async def test_a_pause_that_waits_is_called_off(engine_of: Any, expected: Any, u
         assert reader.tokens == expected(PROMPT, 1500)
 
 
-async def test_who_was_held_back_can_leave_and_time_out(engine_of: Any, until: Any, quiet: Any) -> None:
+async def test_requests_held_back_by_a_pause_can_leave_and_time_out(engine_of: Any, until: Any, quiet: Any) -> None:
     async with engine_of() as engine:
         await engine.pause("keep")
         late, gone = Reader(), Reader()
@@ -149,7 +149,9 @@ async def test_sleep_ends_or_finishes_those_inside(engine_of: Any, expected: Any
         await quiet(engine)
 
 
-async def test_who_waits_for_a_place_waits_for_the_waking(engine_of: Any, expected: Any, until: Any) -> None:
+async def test_a_request_to_a_sleeping_engine_is_answered_after_it_wakes(
+    engine_of: Any, expected: Any, until: Any
+) -> None:
     async with engine_of() as engine, anyio.create_task_group() as group:
         await engine.sleep(2)
         reader = Reader()
@@ -219,7 +221,7 @@ async def test_a_worker_that_refuses_to_sleep_goes_on(engine_of: Any, fake_worke
         assert engine.snapshot().scheduler.worker_losses == 0
 
 
-async def test_what_is_not_there_is_refused(engine_of: Any) -> None:
+async def test_unknown_levels_modes_and_tags_of_rest_are_refused(engine_of: Any) -> None:
     async with engine_of() as engine:
         for call in (engine.sleep(3), engine.sleep(1, "never"), engine.pause("later"), engine.wake(["keys"])):
             with pytest.raises(InvalidRequest):

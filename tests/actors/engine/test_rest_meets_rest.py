@@ -36,7 +36,9 @@ async def test_a_wait_lets_nobody_go_on_who_stands_still(engine_of: Any, expecte
         assert reader.tokens == expected(PROMPT, LENGTH)
 
 
-async def test_who_came_after_a_rest_began_is_not_waited_for(engine_of: Any, expected: Any, until: Any) -> None:
+async def test_a_rest_does_not_wait_for_requests_that_came_after_its_begin(
+    engine_of: Any, expected: Any, until: Any
+) -> None:
     """In every kind of rest, newcomers wait for its end."""
     async with engine_of() as engine, anyio.create_task_group() as group:
         for mode in ("wait", "keep", "abort"):
@@ -141,7 +143,7 @@ async def test_a_pause_that_waits_comes_after_a_command(
         await engine.resume()
 
 
-async def test_what_was_woken_sleeps_again(engine_of: Any, fake_worker: Any) -> None:
+async def test_parts_that_were_woken_sleep_again(engine_of: Any, fake_worker: Any) -> None:
     async with engine_of() as engine:
         for tag, again in (("weights", 2), ("kv_cache", 1), ("kv_cache", 2)):
             await engine.sleep(2)

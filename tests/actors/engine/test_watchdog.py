@@ -38,7 +38,7 @@ def test_a_step_that_is_computed_is_progress() -> None:
     assert twice(pulse({"worker": 1}, running=4, computing=True)) is None
 
 
-def test_who_is_deaf_is_looked_for_downstream_first() -> None:
+def test_the_actor_furthest_downstream_is_named_as_stuck() -> None:
     everybody = {"intake": 1, "scheduler": 2, "output": 3}
     assert twice(pulse(everybody)) == Stuck("output", "messages wait and none is taken")
     assert twice(pulse({"intake": 1, "scheduler": 2})) == Stuck("scheduler", "messages wait and none is taken")
@@ -62,7 +62,7 @@ def test_a_scheduler_that_plans_nothing() -> None:
         assert stuck.actor == "scheduler"
 
 
-def test_whatever_moves_ends_the_trouble() -> None:
+def test_any_progress_resets_the_count_of_stuck_looks() -> None:
     looks = Looks()
     for _ in range(5):
         looks.look(pulse({"output": 1}))

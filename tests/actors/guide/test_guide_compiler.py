@@ -142,7 +142,7 @@ async def test_a_guide_waits_for_the_process_that_is_being_started() -> None:
     assert await compiler.close()
 
 
-async def test_what_a_guide_waits_for_goes_with_its_program() -> None:
+async def test_marks_that_a_guide_waits_for_go_with_its_program() -> None:
     compiler = ProcessCompiler(SETTINGS, FakeProcesses())
     early = EarlyEnd(token="<b>", starts=("<s>",), opens="<m>", ends=("<b>",), recipient="to=")
     spec = GuideSpec(kind="json_object", after="<a>", early_end=early)

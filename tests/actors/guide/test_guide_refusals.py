@@ -13,22 +13,13 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.guide import BuildGuide, GuideRequest
 from troupellm.protocol.messages.scheduler import GuideBuilt, SubmitRequest
 from troupellm.protocol.params.guide import BuildOutcome, GuideProgram, GuideSpec
+from troupellm.tests.support.environment.hand_clock import HandClock
 from troupellm.tests.support.scheduler.oracle import submission
 from troupellm.tests.support.scheduler.output_bench import Slot, opened
 
 pytestmark = pytest.mark.anyio
 
 SPEC = GuideSpec(kind="regex", source="a+")
-
-
-class FakeClock:
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
 
 
 class FakeCompiler:
@@ -57,7 +48,7 @@ async def prepared(program: GuideProgram) -> BuildOutcome:
 
 @pytest.mark.parametrize(("kind", "calls"), [(GuideTooCostly, 2), (GuideRefused, 1)])
 async def test_a_guide_that_was_too_costly_gets_another_try_after_a_while(kind: type[GuideRefused], calls: int) -> None:
-    clock, compiler = FakeClock(), FakeCompiler(kind("it does not do"))
+    clock, compiler = HandClock(), FakeCompiler(kind("it does not do"))
     boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 8) for name in ("guide", "output", "scheduler")]
     guide = Guide(*boxes, compiler, prepared, GuideConfig(), clock, warm=False)
 
@@ -85,7 +76,7 @@ async def test_tenants_share_no_compiled_guide() -> None:
     compiler = FakeCompiler(GuideRefused("it does not do"))
     compiler.refusals.clear()
     boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 16) for name in ("guide", "output", "scheduler")]
-    guide = Guide(*boxes, compiler, prepared, GuideConfig(), FakeClock(), warm=False)
+    guide = Guide(*boxes, compiler, prepared, GuideConfig(), HandClock(), warm=False)
     programs = []
     async with anyio.create_task_group() as group:
         group.start_soon(guide.run)
@@ -101,14 +92,14 @@ async def test_tenants_share_no_compiled_guide() -> None:
     assert [program.tenant for program in programs if program is not None] == ["a", "a", "b", "a"]
 
 
-async def test_what_came_of_a_build_is_told_to_the_scheduler() -> None:
+async def test_the_outcome_of_each_build_is_told_to_the_scheduler() -> None:
     outcomes: list[BuildOutcome] = ["built", "late", "gone"]
 
     async def prepare(program: GuideProgram) -> BuildOutcome:
         return outcomes[int(program.text)]
 
     boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 8) for name in ("guide", "output", "scheduler")]
-    guide = Guide(*boxes, FakeCompiler(GuideRefused("")), prepare, GuideConfig(), FakeClock(), warm=False)
+    guide = Guide(*boxes, FakeCompiler(GuideRefused("")), prepare, GuideConfig(), HandClock(), warm=False)
     async with anyio.create_task_group() as group:
         group.start_soon(guide.run)
         for number, outcome in enumerate(outcomes):
@@ -128,7 +119,7 @@ async def test_a_build_that_a_crash_cuts_off_is_told_as_lost() -> None:
         await anyio.sleep_forever()
         raise AssertionError("unreachable")
 
-    guide = Guide(*boxes, FakeCompiler(GuideRefused("")), prepare, GuideConfig(), FakeClock(), warm=False)
+    guide = Guide(*boxes, FakeCompiler(GuideRefused("")), prepare, GuideConfig(), HandClock(), warm=False)
     ask = BuildGuide(GuideProgram(backend="llguidance", text="x"), "")
     async with anyio.create_task_group() as group:
         group.start_soon(guide.run)

@@ -74,9 +74,17 @@ async def test_seeds_are_unsigned_and_drawn_when_missing(bench, seed, expected):
 
 async def test_sampling_state_is_what_the_worker_needs(bench):
     params = SamplingParams(
-        temperature=1e-7, top_k=-1, logit_bias={3: 1}, allowed_token_ids=[9, 8, 9], min_tokens=2, stop_token_ids=[7],
-        logprobs=4, stop="x", include_stop_str_in_output=True, skip_special_tokens=False,
-    )  # fmt: skip
+        temperature=1e-7,
+        top_k=-1,
+        logit_bias={3: 1},
+        allowed_token_ids=[9, 8, 9],
+        min_tokens=2,
+        stop_token_ids=[7],
+        logprobs=4,
+        stop="x",
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    )
     opened, submitted = await bench.prepare(TextPrompt("a"), params)
     state = submitted.sequences[0].sampling
     assert state.temperature == 0.0
@@ -144,7 +152,7 @@ async def test_a_prompt_that_fills_the_context_is_refused(bench):
     assert error.param == "prompt"
 
 
-async def test_what_can_never_fit_the_cache_is_refused(tmp_path):
+async def test_a_prompt_larger_than_the_cache_is_refused(tmp_path):
     bench = Bench(tmp_path, blocks=8)
     error = await bench.refused(TokensPrompt([3] * 30), SamplingParams(max_tokens=3), ContextLengthExceeded)
     assert (error.limit, error.got) == (32, 33)
@@ -236,7 +244,7 @@ async def test_template_arguments_cannot_replace_ours(bench, name):
     assert (await bench.refused(prompt)).param == "chat_template_kwargs"
 
 
-async def test_what_breaks_a_tokenizer_breaks_this_request_only(bench, monkeypatch):
+async def test_a_text_that_breaks_the_tokenizer_fails_its_own_request_only(bench, monkeypatch):
     def broken(self, text, **options):
         raise ValueError("secret")
 
@@ -339,7 +347,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(bench):
         (ChatPrompt(messages=[{"content": "a"}], tools=[{"type": "function"}]), False),
     ],
 )
-async def test_what_is_prepared_on_the_loop(prompt, short):
+async def test_short_prompts_are_prepared_on_the_loop(prompt, short):
     assert is_short(prompt) is short
 
 

@@ -105,7 +105,7 @@ def test_memory_does_not_grow_with_events_or_readers() -> None:
     assert log.last == 10_000
 
 
-def test_what_the_pool_tells_is_what_it_finds() -> None:
+def test_events_of_the_pool_name_the_blocks_that_it_can_find() -> None:
     log, chance = KVEventLog(100_000, 1), random.Random(0)
     pool = BlockPool(12, 2, log.of("device"))
     held: list[tuple[int, int]] = []
@@ -127,7 +127,7 @@ def test_what_the_pool_tells_is_what_it_finds() -> None:
     assert log.last > 1000
 
 
-def test_what_host_memory_tells_is_what_it_finds() -> None:
+def test_events_of_host_memory_name_the_blocks_that_it_can_find() -> None:
     log, chance = KVEventLog(100_000, 1), random.Random(1)
     host = HostTier(make_policy("lru", 8), log.of("host"))
     stores, loads = list[TierBlock](), list[TierBlock]()
@@ -165,7 +165,7 @@ async def test_followers_hear_everything_in_order_until_the_end() -> None:
     assert heard == [list(range(1, 36))] * 3
 
 
-async def test_who_waits_is_woken_once_for_many_events_and_leaves_nothing_behind() -> None:
+async def test_a_waiting_reader_is_woken_once_for_many_events_and_leaves_nothing_behind() -> None:
     log, woken = KVEventLog(10, 1), list[bool]()
 
     async def wait() -> None:

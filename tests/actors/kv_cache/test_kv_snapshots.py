@@ -153,7 +153,7 @@ def test_no_more_is_kept_than_there_are_blocks() -> None:
     assert len(standing) == len(order_of(standing)) == 0
 
 
-async def test_who_follows_with_snapshots_hears_one_after_each_gap() -> None:
+async def test_a_router_that_follows_gets_a_snapshot_after_each_gap() -> None:
     log, router = KVEventLog(5, 1), Router()
     chance = random.Random(4)
     happen(log, chance, 30)

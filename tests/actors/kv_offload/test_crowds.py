@@ -159,7 +159,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
-def test_whatever_happens_tokens_are_right_and_nothing_leaks(first: int) -> None:
+def test_random_walks_keep_tokens_right_and_leak_nothing(first: int) -> None:
     for seed in range(first, first + 10):
         walk = Walk(seed)
         for _ in range(120):
@@ -168,7 +168,7 @@ def test_whatever_happens_tokens_are_right_and_nothing_leaks(first: int) -> None
 
 
 @pytest.mark.slow
-def test_whatever_happens_over_many_seeds() -> None:
+def test_random_walks_keep_tokens_right_over_many_seeds() -> None:
     for seed in range(100, 700):
         walk = Walk(seed)
         for _ in range(200):

@@ -136,7 +136,7 @@ async def test_a_disk_that_was_sick_when_it_was_to_forget_has_forgotten_in_the_n
 
 
 @pytest.mark.parametrize("stands", ["", "paused", "asleep"])
-async def test_what_waits_for_a_slow_disk_is_written_before_the_engine_ends(
+async def test_blocks_that_wait_for_a_slow_disk_are_written_before_the_engine_ends(
     tiny_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands: str
 ) -> None:
     settings: dict[str, Any] = SLOW | {"kv_offload_disk_path": str(tmp_path)}

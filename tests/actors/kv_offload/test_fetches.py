@@ -79,7 +79,7 @@ def test_a_tier_that_is_left_alone_as_it_answers(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
-def test_whoever_waited_for_a_silent_tier_has_time_for_what_another_one_has(
+def test_a_sequence_that_waited_for_a_silent_tier_has_time_to_load_from_another(
     monkeypatch: pytest.MonkeyPatch, policy: FailurePolicy
 ) -> None:
     late = Late(monkeypatch, policy)
@@ -103,7 +103,7 @@ def test_whoever_waited_for_a_silent_tier_has_time_for_what_another_one_has(
     assert late.harness.core.snapshot().offload.timeouts == 1
 
 
-def test_who_comes_behind_an_aborted_request_fetches_what_that_one_had_begun_to(
+def test_a_request_behind_an_aborted_one_uses_the_fetches_that_it_had_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late = Late(monkeypatch)
@@ -126,7 +126,7 @@ def test_who_comes_behind_an_aborted_request_fetches_what_that_one_had_begun_to(
     assert sources.disk + sources.external == 4 * BLOCKS, "what was given up was there all the time"
 
 
-def test_what_was_never_measured_is_measured_and_not_forgotten() -> None:
+def test_costs_never_measured_are_measured_and_remembered() -> None:
     cost = Cost("auto", 4, 1, lambda: 0.001)
     cost.learn("store", 1.0)
     assert not cost.offload_pays()
@@ -137,7 +137,7 @@ def test_what_was_never_measured_is_measured_and_not_forgotten() -> None:
     assert not cost.fetch_pays(1)
 
 
-def test_who_is_told_to_compute_knows_what_loads_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recompute_mode_never_measures_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiered_ready(64, num_blocks=9, block_size=4, max_model_len=32)
     harness = TierHarness(settings, OffloadConfig(kv_offloading_size=1.0, preemption_mode="recompute"))
     cost = offload_of(harness.core).cost

@@ -6,7 +6,7 @@ from troupellm.actors.kv_offload import eviction as policies
 from troupellm.actors.kv_offload.arc import ArcPolicy
 from troupellm.actors.kv_offload.eviction import EvictionPolicy, TierFull, make_policy
 from troupellm.actors.kv_offload.lru import LruPolicy
-from troupellm.load_tests.eviction.replay import replay
+from troupellm.load_tests.kv_cache.replay import replay
 from troupellm.protocol.errors import ConfigError
 
 

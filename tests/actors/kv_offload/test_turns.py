@@ -45,7 +45,7 @@ def test_a_turn_spent_on_asking_outer_tiers_is_a_turn() -> None:
     harness.assert_idle()
 
 
-def test_what_outer_tiers_bring_is_not_charged() -> None:
+def test_tokens_from_outer_tiers_are_not_charged() -> None:
     first = harness_of()
     send(first, 1, PROMPT, "a")
     first.run()
@@ -74,7 +74,7 @@ def test_an_abort_while_outer_tiers_are_asked_takes_the_promise_back() -> None:
     harness.assert_idle()
 
 
-def test_who_is_not_charged_comes_before_those_who_were() -> None:
+def test_a_tenant_whose_promise_was_not_charged_keeps_its_place_in_the_order() -> None:
     """A promise that ends without a charge gives the tenant the place that it had before."""
     harness = harness_of(max_num_seqs=1)
     harness.oracle.silent = True

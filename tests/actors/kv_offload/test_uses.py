@@ -71,7 +71,7 @@ def out_and_back(harness: TierHarness) -> None:
     ask(harness, 3, PROMPT)
 
 
-def test_what_left_the_device_comes_back_from_host_memory() -> None:
+def test_blocks_that_left_the_device_come_back_from_host_memory() -> None:
     harness = harness_of()
     out_and_back(harness)
     harness.run()
@@ -96,7 +96,7 @@ def test_groups_with_windows_load_only_what_is_seen() -> None:
 
 
 @pytest.mark.parametrize("windows", [(5,), (5, 6)])
-def test_what_only_windows_see_came_from_where_the_windows_are(windows: tuple[int, ...]) -> None:
+def test_the_source_of_cached_tokens_is_where_the_window_blocks_came_from(windows: tuple[int, ...]) -> None:
     harness = harness_of(windows=windows)
     out_and_back(harness)
     harness.run()
@@ -145,7 +145,7 @@ def test_a_block_that_does_not_come_is_computed(error: str, monkeypatch: pytest.
     harness.assert_idle()
 
 
-def test_what_takes_too_long_is_computed_and_comes_too_late() -> None:
+def test_blocks_that_load_too_slowly_are_computed() -> None:
     harness = waiting_for_host()
     for _ in range(80):
         harness.step()
@@ -260,7 +260,7 @@ def test_a_load_that_does_not_pay_is_tried_again_after_many_admissions_not_many_
     assert cost.load_pays()
 
 
-def test_what_was_fetched_says_what_fetching_costs() -> None:
+def test_fetches_are_measured_for_the_choice_to_fetch() -> None:
     harness = harness_of(("disk",))
     ask(harness, 1, PROMPT)
     harness.run()

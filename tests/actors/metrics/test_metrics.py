@@ -58,10 +58,14 @@ def exposed(store: MetricsStore, snapshot: EngineSnapshot, *, compat: bool = Tru
 @pytest.fixture
 def snapshot() -> EngineSnapshot:
     return EngineSnapshot(
-        state="ready", uptime_seconds=5.0, model="m", max_model_len=64, open_requests=3,
+        state="ready",
+        uptime_seconds=5.0,
+        model="m",
+        max_model_len=64,
+        open_requests=3,
         scheduler=SchedulerSnapshot(waiting=1, running=2, blocks_total=10, blocks_free=3, blocks_cached=2),
         actors=(ActorSnapshot("worker", 0, (MailboxSnapshot("worker", 1, 2, 9),)),),
-    )  # fmt: skip
+    )
 
 
 def test_steps_and_requests_are_counted(snapshot: EngineSnapshot) -> None:
@@ -145,12 +149,15 @@ def test_graphs_are_shown_where_there_are_any(snapshot: EngineSnapshot) -> None:
 
     assert shown(None) == {}
     assert shown(GraphReport(captured=3, missing=2, given_up=1, seconds=0.5, bytes=70)) == {
-        "troupellm_cuda_graphs": 3, "troupellm_cuda_graphs_missing": 2, "troupellm_cuda_graphs_given_up": 1,
-        "troupellm_cuda_graph_bytes": 70, "troupellm_cuda_graph_capture_seconds": 0.5,
-    }  # fmt: skip
+        "troupellm_cuda_graphs": 3,
+        "troupellm_cuda_graphs_missing": 2,
+        "troupellm_cuda_graphs_given_up": 1,
+        "troupellm_cuda_graph_bytes": 70,
+        "troupellm_cuda_graph_capture_seconds": 0.5,
+    }
 
 
-def test_who_drafts_is_shown_with_what_it_keeps(snapshot: EngineSnapshot) -> None:
+def test_metrics_of_a_proposer_are_shown_where_it_has_them(snapshot: EngineSnapshot) -> None:
     def shown(proposer: ProposerSnapshot | None) -> dict[str, float]:
         scheduler = msgspec.structs.replace(snapshot.scheduler, proposer=proposer)
         samples = exposed(MetricsStore(64), msgspec.structs.replace(snapshot, scheduler=scheduler))
@@ -166,9 +173,13 @@ def test_who_drafts_is_shown_with_what_it_keeps(snapshot: EngineSnapshot) -> Non
         past_outputs=3, past_tokens=70, past_tokens_capacity=128, past_evictions=5, memory_bytes=9000
     )
     assert shown(kept) == {
-        "proposer_failures_total": 0, "past_evictions_total": 5, "past_outputs": 3, "past_tokens": 70,
-        "past_tokens_capacity": 128, "past_bytes": 9000,
-    }  # fmt: skip
+        "proposer_failures_total": 0,
+        "past_evictions_total": 5,
+        "past_outputs": 3,
+        "past_tokens": 70,
+        "past_tokens_capacity": 128,
+        "past_bytes": 9000,
+    }
 
 
 def test_a_histogram_counts_values_within_its_bounds() -> None:

@@ -168,7 +168,7 @@ def test_no_stop_string_is_ever_shown_whatever_the_tokens(token_ids, stops, chun
     assert shown == naive_cut(BYTE_LEVEL.tokenizer.decode(token_ids, skip_special_tokens=False), stops)[0]
 
 
-def test_what_may_begin_a_stop_string_is_held_until_it_is_certain():
+def test_the_possible_beginning_of_a_stop_string_is_held_until_it_is_certain():
     encode = BYTE_LEVEL.tokenizer.encode
     text = SequenceText(BYTE_LEVEL.decoder(skip_special_tokens=True), StopStrings(["QQQX"]))
     assert text.feed(encode("zQQ", add_special_tokens=False))[0] == "z"

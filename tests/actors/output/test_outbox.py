@@ -13,23 +13,14 @@ from troupellm.protocol.errors import EngineStopped, RequestAborted, RequestFail
 from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.messages.scheduler import AbortRequest, ReaderPaused, ReaderResumed
 from troupellm.protocol.params.outputs import Delta, Timing, Usage
+from troupellm.tests.support.environment.hand_clock import HandClock
 
 USAGE = Usage(prompt_tokens=1, completion_tokens=2)
 
 
-class FakeClock:
-    time = 10.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
 class Desk:
     def __init__(self, budget: int | None = 4) -> None:
-        self.clock = FakeClock()
+        self.clock = HandClock(10.0)
         self.admission = Admission(SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=0), self.clock)
         self.reported: list[Any] = []
         self.ended: list[int] = []
@@ -129,9 +120,9 @@ def test_watchers_hear_of_the_end_once(desk: Desk) -> None:
     assert heard == ["before", "after"]
 
 
-def test_who_ends_a_request_early_is_counted_once() -> None:
+def test_each_early_end_is_counted_once_under_its_cause() -> None:
     ended: list[str] = []
-    clock = FakeClock()
+    clock = HandClock(10.0)
     admission = Admission(SchedulerConfig(max_num_seqs=4, max_num_queued_reqs=0), clock)
     requests = OpenRequests(clock, lambda message: None, ended.append)
     left, stalled, failed, complete = (

@@ -10,6 +10,7 @@ from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.output import RowFailed, RowFinished, StepOutput
 from troupellm.protocol.messages.scheduler import AbortRequest, StopStringMet
 from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.environment.hand_clock import HandClock
 from troupellm.tests.support.scheduler.output_bench import (
     END,
     TABLES,
@@ -142,7 +143,7 @@ def test_a_stop_string_in_the_last_token_counts_before_the_length(core, sent):
     assert sent == []
 
 
-def test_what_was_held_for_a_stop_string_is_shown_at_the_end(core):
+def test_text_held_for_a_stop_string_is_shown_at_the_end(core):
     slot = Slot()
     core.handle(opened(slot, stop_strings=("dogma",)), 0.0)
     core.handle(step({10: ids("a dog")}), 0.0)
@@ -262,7 +263,7 @@ def test_many_readers_are_woken_less_often(sent):
     assert pause_of(core, range(100, 160), 0.6) == pytest.approx(0.100)
 
 
-def test_who_is_not_woken_for_pieces_slows_no_reader(sent):
+def test_readers_that_take_no_pieces_do_not_lengthen_the_pause_of_others(sent):
     """Those that wait for their turn, and whose answers come in one piece."""
     core = OutputCore(TABLES, sent.append, 0.02, most_wakes_per_second=100.0)
     core.handle(opened(Slot(), 1, (10,)), 0.0)
@@ -346,21 +347,10 @@ def test_each_reader_has_its_own_time(sent):
     assert core.next_flush == pytest.approx(1.035)
 
 
-class FixedClock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
 @pytest.mark.anyio
 async def test_the_actor_hands_on_and_flushes_when_steps_stop_coming(sent):
     inbox: Mailbox = Mailbox("output", 8)
-    clock = FixedClock()
+    clock = HandClock()
     actor = Output(inbox, TABLES, sent.append, clock, flush_interval=0.01)
     slot, second = Slot(), anyio.Event()
     async with anyio.create_task_group() as group:
@@ -379,9 +369,9 @@ async def test_the_actor_hands_on_and_flushes_when_steps_stop_coming(sent):
 
 
 @pytest.mark.anyio
-async def test_what_is_queued_at_the_close_is_still_delivered(sent):
+async def test_messages_queued_at_the_close_are_still_delivered(sent):
     inbox: Mailbox = Mailbox("output", 8)
-    actor = Output(inbox, TABLES, sent.append, FixedClock(), flush_interval=10.0)
+    actor = Output(inbox, TABLES, sent.append, HandClock(), flush_interval=10.0)
     slot = Slot()
     await inbox.put(opened(slot))
     await inbox.put(step({10: ids("a")}))

@@ -20,7 +20,7 @@ def with_rows(flush_interval: float, *slots: Slot, **settings: Any) -> OutputCor
     return core
 
 
-def test_who_has_its_first_token_joins_those_that_are_named_with_it() -> None:
+def test_the_first_token_is_sent_at_once_and_later_ones_with_the_other_rows() -> None:
     early, late = Slot(), Slot()
     core = with_rows(0.02, early, late)
     core.handle(step({10: ids("a")}), 0.0)
@@ -32,7 +32,7 @@ def test_who_has_its_first_token_joins_those_that_are_named_with_it() -> None:
     assert [delta.text for delta in late.deltas] == ["b", "cd"]
 
 
-def test_what_comes_for_a_failed_request_is_discarded_though_the_same_rows_are_named() -> None:
+def test_tokens_of_a_failed_request_are_discarded_though_its_row_is_named() -> None:
     failing, other = Slot(), Slot()
     core = with_rows(0.0, failing, other)
     for letter in "abc":
@@ -69,7 +69,7 @@ def test_an_interval_of_tokens_is_counted_in_steps_that_name_the_same_rows() -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_is_named_each_sequence_gets_its_own_tokens_in_order(seed: int) -> None:
+def test_each_sequence_gets_its_own_tokens_in_order_over_random_steps(seed: int) -> None:
     """Sequences come, end and fail; a failed one is named once more, before the scheduler has heard of it."""
     chance = random.Random(seed)
     core = OutputCore(TABLES, lambda message: None, 0.02)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 PROMPT = [5, 6, 7]
 
 
-async def test_what_a_front_refuses_is_counted_as_what_the_engine_refuses(engine_of: Any, until: Any) -> None:
+async def test_refusals_of_an_api_process_are_counted_like_those_of_the_engine(engine_of: Any, until: Any) -> None:
     async with engine_of() as engine, front_pair(engine) as pair:
         rejected = system_of(engine).store.rejected
         for number, door in enumerate((pair.remote, engine), 1):

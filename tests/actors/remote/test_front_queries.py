@@ -46,7 +46,7 @@ async def test_an_answer_that_comes_late_finds_nobody() -> None:
     assert scope.cancelled_caught
     assert [type(message) for message in said] == [AskAdmin, CancelAdmin]
     queries.answered(AdminAnswer(query=said[0].query, body=b"done"))
-    assert not queries._open
+    assert len(queries) == 0
 
 
 async def test_an_engine_that_is_gone_is_asked_nothing() -> None:

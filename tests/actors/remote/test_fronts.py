@@ -22,7 +22,7 @@ from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.wire.api_process import Abort, Apply, Chunks, PauseReader, ResumeReader, Submit, WireError
-from troupellm.tests.support.engines.inside import requests_of, system_of
+from troupellm.tests.support.engines.inside import system_of
 from troupellm.tests.support.servers.front_pair import FrontPair, front_pair
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +55,7 @@ async def test_answers_are_those_of_the_engine_itself(engine_of: Any, expected: 
         assert tokens == {0: wanted, 1: wanted}
         assert stream.finish_reasons == {0: "length", 1: "length"}
         assert all(submit.prompt for submit in crossed(pair, Submit))  # only the front tokenized
-        assert not requests_of(remote)
+        assert remote.num_open == 0
         assert not len(pair.session)
 
 
@@ -205,7 +205,7 @@ async def test_a_disconnect_at_any_moment_crosses(engine_of: Any, quiet: Any, un
             group.cancel_scope.cancel()
         await until(lambda: not len(pair.session))
         await quiet(engine)
-        assert not requests_of(pair.remote)
+        assert pair.remote.num_open == 0
 
 
 async def test_a_slow_reader_pauses_itself_only(engine_of: Any, until: Any, expected: Any) -> None:
@@ -306,7 +306,7 @@ async def test_a_lost_engine_process_leaves_nobody_waiting(engine_of: Any, until
             pair.from_front.set_open(False)
             group.start_soon(expect_end, pair.remote.generate(PROMPT))
             group.start_soon(expect_end, pair.remote.metrics(compat=True))
-            await until(lambda: requests_of(pair.remote) and pair.remote._queries)
+            await until(lambda: pair.remote.num_open == 2)
             pair.remote.lost()
         assert len(ends) == 2
         assert pair.remote.state == "failed"
@@ -321,8 +321,8 @@ async def test_ages_count_on_between_two_reports(engine_of: Any) -> None:
         remote = pair.remote
         for told in (None, 5.0):
             snapshot = msgspec.structs.replace(engine.snapshot(), last_step_age_seconds=told, step_seconds=told)
-            remote._status = msgspec.structs.replace(remote._status, snapshot=snapshot)
-            remote._heard -= 2.0
+            remote.handle(msgspec.structs.replace(pair.status(), snapshot=snapshot))
+            pair.clock.ahead += 2.0
             seen = remote.snapshot()
             for age in (seen.last_step_age_seconds, seen.step_seconds):
                 assert age is None if told is None else age >= told + 2.0

@@ -47,7 +47,7 @@ async def test_being_cancelled_over_a_start_is_no_failed_start() -> None:
     assert listener.lines
 
 
-async def test_what_a_child_says_comes_through_a_socket() -> None:
+async def test_the_output_of_a_child_comes_through_a_socket() -> None:
     """uvloop closes a pipe twice, and the second time its number may be that of a file of another thread."""
     listener = Listener()
     child = await SystemProcesses().start("platform", listener)

@@ -12,6 +12,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.restart_intensity import Intensity
 from troupellm.actors.runtime.supervise import Child, Supervisor
+from troupellm.tests.support.environment.hand_clock import HandClock
 
 pytestmark = pytest.mark.anyio
 
@@ -25,17 +26,6 @@ async def settle() -> None:
     """Let everything that can happen now happen; a crash takes a few rounds of the loop to reach its supervisor."""
     for _ in range(30):
         await checkpoint()
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
 
 
 class Echo:
@@ -58,7 +48,7 @@ class Stage:
     """One supervised company of echoes."""
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
+        self.clock = HandClock()
         self.heard: list[str] = []
         self.answered: list[tuple[str, str, list[Any]]] = []
         self.boxes: dict[str, Mailbox[str, str]] = {}
@@ -192,7 +182,7 @@ async def test_a_crash_before_the_handshake_escalates_like_any_other() -> None:
 
     child = Child(name="broken", build=Broken, on_crash=lambda cause, owed: None)
     with pytest.raises(OSError, match="no device") as caught:
-        await Supervisor([child], FakeClock()).run()
+        await Supervisor([child], HandClock()).run()
     assert caught.value.__notes__ == ["actor: broken", "hint: see the traceback"]
 
 

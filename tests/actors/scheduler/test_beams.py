@@ -36,10 +36,15 @@ def test_the_answers_are_those_of_the_plain_search(
         prompt = [*PROMPT, request]
         harness.submit(
             beam_submission(
-                request, prompt, width, max_tokens=9, eos_token_ids=stops, length_penalty=penalty,
+                request,
+                prompt,
+                width,
+                max_tokens=9,
+                eos_token_ids=stops,
+                length_penalty=penalty,
                 early_stopping=request == 2,
             )
-        )  # fmt: skip
+        )
     harness.run()
     for request, penalty in enumerate([1.0, 0.0, 2.0, -1.0], 1):
         expected = beams_of([*PROMPT, request], width, 9, stops, penalty, early_stopping=request == 2)

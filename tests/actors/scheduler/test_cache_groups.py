@@ -62,7 +62,7 @@ def test_the_groups_share_one_pool() -> None:
     assert harness.core.snapshot().blocks_total == 40
 
 
-def test_what_can_never_fit_is_refused_and_what_just_fits_runs() -> None:
+def test_a_sequence_that_just_fits_runs_and_a_longer_one_is_refused() -> None:
     settings = ready(10, 4, max_model_len=512, windows=(None, WINDOW, 6))
     longest = longest_sequence((None, WINDOW, 6), 30, 4, 4)
     assert longest == 4 * (30 - window_blocks(WINDOW, 4, 4) - window_blocks(6, 4, 4))

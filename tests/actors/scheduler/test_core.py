@@ -17,7 +17,7 @@ PROMPT = [1, 2, 3, 4, 5]
         (ready(), {"enable_chunked_prefill": False, "max_num_batched_tokens": 8}, 9, 1, 8, 9),
     ],
 )
-def test_what_can_never_fit_is_refused_with_both_numbers(
+def test_a_sequence_that_can_never_fit_is_refused_with_both_numbers(
     settings: object, config: dict[str, object], length: int, max_tokens: int, limit: int, got: int
 ) -> None:
     harness = Harness(make_core(settings, **config), settings)
@@ -40,7 +40,7 @@ def test_a_request_with_nothing_to_do_is_refused(prompt: list[int], max_tokens: 
     assert not harness.step()
 
 
-def test_what_just_fits_the_empty_cache_runs_to_its_end() -> None:
+def test_a_sequence_that_just_fits_the_empty_cache_runs_to_its_end() -> None:
     settings = ready(num_blocks=4, block_size=4, max_model_len=64)
     harness = Harness(make_core(settings), settings)
     harness.submit(submission(1, [1] * 10, max_tokens=7))
@@ -49,7 +49,7 @@ def test_what_just_fits_the_empty_cache_runs_to_its_end() -> None:
     assert harness.core.snapshot().preemptions == 0
 
 
-def test_what_fits_later_waits() -> None:
+def test_a_request_without_free_blocks_waits_and_is_not_preempted_later() -> None:
     settings = ready(num_blocks=4, block_size=4, max_model_len=16)
     harness = Harness(make_core(settings), settings)
     harness.submit(submission(1, [1] * 8, max_tokens=4))

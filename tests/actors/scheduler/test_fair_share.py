@@ -109,7 +109,7 @@ def test_a_newcomer_gets_a_row_in_the_next_step_although_all_are_taken() -> None
         assert harness.reader.streams[100 * request] == right
 
 
-def test_who_makes_way_goes_on_where_it_was_and_cannot_ask_for_it_back() -> None:
+def test_a_fairness_preemption_happens_once_and_its_sequence_continues() -> None:
     harness = Harness(make_core(ready(num_blocks=400), max_num_seqs=4), ready(num_blocks=400))
     flood(harness, "loud", 1, 8, max_tokens=40)
     harness.step()
@@ -163,7 +163,7 @@ def test_a_returning_tenant_starts_level_with_the_least_served_one() -> None:
     assert fair_share.served("returns") == least - 1.0
 
 
-def test_what_was_served_is_remembered_over_a_rest() -> None:
+def test_served_tokens_are_remembered_while_a_tenant_is_idle() -> None:
     fair_share = FairShare()
     fair_share.arrive("a", ())
     fair_share.runs("a")
@@ -197,7 +197,7 @@ def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
     assert fair_share.served("tenant-19999") > 0
 
 
-def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
+def test_a_tenant_whose_counter_was_forgotten_starts_level() -> None:
     made = ready(num_blocks=200)
     harness = Harness(make_core(made, max_num_seqs=1), made)
     flood(harness, "heavy", 1, 2, max_tokens=40)
@@ -254,9 +254,7 @@ def test_searches_of_two_tenants_do_not_take_the_rows_from_each_other(
 @pytest.mark.parametrize("plans", [1, 2])
 def test_a_search_that_fills_all_rows_makes_room_for_another_tenant(plans: int, caching: bool) -> None:
     made = ready(num_blocks=400, max_model_len=200)
-    core = make_core(
-        made, caching=caching, max_num_seqs=4, max_num_batched_tokens=64, max_plans_in_flight=plans
-    )  # fmt: skip
+    core = make_core(made, caching=caching, max_num_seqs=4, max_num_batched_tokens=64, max_plans_in_flight=plans)
     harness = Harness(core, made)
     search(harness, 1, 4, "a", max_tokens=100)
     asked: dict[int, int] = {}

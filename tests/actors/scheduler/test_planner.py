@@ -102,7 +102,7 @@ def test_without_chunking_a_preempted_sequence_longer_than_a_step_comes_back() -
         assert harness.reader.streams[100 * request] == expected
 
 
-def test_nobody_is_admitted_while_a_running_sequence_lacks_budget() -> None:
+def test_no_request_is_admitted_while_a_running_sequence_lacks_budget() -> None:
     """Without chunking the rest of a long sequence needs more than decodes leave; a small newcomer must not take it."""
     settings = ready(num_blocks=16, block_size=4, max_model_len=32)
     core = make_core(settings, max_num_batched_tokens=8, enable_chunked_prefill=False, caching=False)

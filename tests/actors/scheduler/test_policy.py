@@ -44,7 +44,7 @@ def test_sequences_are_served_in_the_order_of_the_policy(policy: str, order: lis
     assert (waiting_queue.size, waiting_queue.num_tokens) == (0, 0)
 
 
-def test_who_comes_back_is_served_before_later_arrivals() -> None:
+def test_a_request_that_returns_to_the_queue_is_served_before_later_arrivals() -> None:
     waiting_queue = WaitingQueue(FairShare())
     first, second = waiting("fcfs", 0, 1), waiting("fcfs", 0, 2)
     waiting_queue.add(first)

@@ -28,7 +28,7 @@ def test_without_streams_it_is_what_fills_the_device(config: dict[str, int], mos
     assert made.most == made.tokens(100, streaming=False) == made.tokens(0, streaming=True) == most
 
 
-def test_what_was_not_measured_is_bounded_by_the_step() -> None:
+def test_an_unmeasured_prefill_budget_is_the_steps_bound() -> None:
     assert PrefillBudget(SchedulerConfig(), ready()).tokens(0, streaming=False) == 2048
 
 

@@ -7,9 +7,14 @@ from troupellm.protocol.messages.snapshot import ProposerSnapshot
 
 def told(life: int, *, failures: int = 0, evictions: int = 0, outputs: int = 0) -> ProposerReport:
     return ProposerReport(
-        life=life, failures=failures, past_evictions=evictions, past_outputs=outputs, past_tokens=9 * outputs,
-        past_tokens_capacity=128, memory_bytes=4000,
-    )  # fmt: skip
+        life=life,
+        failures=failures,
+        past_evictions=evictions,
+        past_outputs=outputs,
+        past_tokens=9 * outputs,
+        past_tokens_capacity=128,
+        memory_bytes=4000,
+    )
 
 
 def shown(counts: ProposerCounts) -> tuple[int, int, int]:

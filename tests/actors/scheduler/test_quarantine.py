@@ -31,9 +31,10 @@ class Deadly(Harness):
         if plan is not None:
             sequences = ledger_of(self.core).sequences
             guilty = [
-                row for row in plan.rows
+                row
+                for row in plan.rows
                 if row // 100 in self.poison and row in sequences and len(sequences[row].tokens) >= self.length
-            ]  # fmt: skip
+            ]
             if guilty:
                 self.deaths.append({row // 100 for row in plan.rows})
                 self.in_a_row += 1
@@ -112,7 +113,7 @@ def test_forks_of_a_request_are_judged_together() -> None:
     check_innocents(harness, range(1, 4), rows=3)
 
 
-def test_nobody_else_is_computed_with_suspects() -> None:
+def test_suspects_of_a_kill_are_computed_without_other_requests() -> None:
     harness = Deadly(make_core(), poison={1}, length=6)
     harness.submit(submission(1, prompt(1)))
     while not harness.deaths:
@@ -151,7 +152,7 @@ class Postponing(Deadly):
 
 @pytest.mark.parametrize("gain", [1, 2, 3])
 @pytest.mark.parametrize("crowd", [1, 2, 5, 8])
-def test_who_kills_a_little_later_at_every_attempt_is_found_too(crowd: int, gain: int) -> None:
+def test_a_request_that_kills_later_at_every_attempt_is_found(crowd: int, gain: int) -> None:
     harness = Postponing(make_core(max_plans_in_flight=2), poison={crowd}, gain=gain)
     for request in range(1, crowd + 1):
         harness.submit(submission(request, prompt(request), max_tokens=50))
@@ -164,7 +165,7 @@ def test_who_kills_a_little_later_at_every_attempt_is_found_too(crowd: int, gain
     harness.assert_idle()
 
 
-def test_who_has_gone_on_for_long_is_not_on_parole_any_more() -> None:
+def test_a_request_that_ran_for_long_after_a_loss_is_no_suspect() -> None:
     core = make_core(ready(num_blocks=200, max_model_len=700))
     harness = Harness(core, ready(num_blocks=200, max_model_len=700))
     harness.submit(submission(1, prompt(1), max_tokens=600))
@@ -233,7 +234,7 @@ class Killed(Deadly):
 
 @pytest.mark.parametrize("plans", [1, 2])
 @pytest.mark.parametrize("crowd", [1, 2, 5, 8])
-def test_who_is_met_by_kill_after_kill_is_found_in_the_end(crowd: int, plans: int) -> None:
+def test_a_request_among_repeated_kills_is_found_within_the_restart_limit(crowd: int, plans: int) -> None:
     for guilty in range(1, crowd + 1):
         harness = Killed(make_core(max_plans_in_flight=plans), poison={guilty})
         for request in range(1, crowd + 1):

@@ -78,7 +78,7 @@ def test_the_blocks_of_what_ended_meanwhile_come_back_with_the_loss() -> None:
     harness.assert_idle()
 
 
-def test_what_a_worker_told_of_its_graphs_is_known_until_it_is_lost() -> None:
+def test_the_report_of_cuda_graphs_is_known_until_the_worker_is_lost() -> None:
     harness = Harness(make_core())
     harness.submit(submission(1, PROMPT))
     told = GraphReport(captured=1, missing=2, seconds=0.5, bytes=10)

@@ -22,6 +22,7 @@ from troupellm.protocol.messages.scheduler import (
     StopStringMet,
 )
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.environment.hand_clock import HandClock
 from troupellm.tests.support.scheduler.oracle import Oracle, Reader, make_core, ready, stream_of, submission
 
 pytestmark = pytest.mark.anyio
@@ -33,17 +34,6 @@ def anyio_backend(any_backend: object) -> object:
     return any_backend
 
 
-class StillClock:
-    def __init__(self) -> None:
-        self.time = 1.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return 0.0
-
-
 class Stage:
     """The scheduler between hand-operated neighbours."""
 
@@ -52,7 +42,7 @@ class Stage:
         self.worker: Mailbox[StepPlan, Never] = Mailbox("worker", plans)
         self.output: Mailbox[OutputMessage, Never] = Mailbox("output", 64)
         self.metrics: Mailbox[MetricsMessage, Never] = Mailbox("metrics", metrics_capacity)
-        self.clock = StillClock()
+        self.clock = HandClock(1.0)
         core = make_core(max_plans_in_flight=plans, **config)
         self.actor = Scheduler(core, self.inbox, self.worker, self.output, self.metrics, self.clock)
         made = ready()

@@ -114,7 +114,7 @@ def test_a_prompt_that_must_be_computed_at_once_goes_before_drafts() -> None:
     assert (plan.draft_limits, plan.counts) == ((0, 0, -1), (1, 1, 10))
 
 
-def test_nobody_is_preempted_for_a_draft() -> None:
+def test_no_sequence_is_preempted_for_a_draft_token() -> None:
     made = ready(num_blocks=3, block_size=8, most_drafts=4)
     harness = drafting_harness(made, hit_rate=0.0, max_plans_in_flight=1, caching=False)
     decoding(harness, rows=2, max_tokens=12)
@@ -166,7 +166,7 @@ def forcing(monkeypatch: pytest.MonkeyPatch, forced: int, drafts: int = 1, **con
     return harness
 
 
-def test_nobody_finds_a_forced_token_that_a_plan_in_flight_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_token_of_a_plan_in_flight_is_not_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = forcing(monkeypatch, 1, max_plans_in_flight=2)
     assert planned(harness).draft_limits == (1,)
     harness.core.stop_string_met(100)
@@ -193,7 +193,7 @@ def test_forced_tokens_are_confirmed_as_far_as_plans_have_come_back(
         harness.finish()
 
 
-def test_what_is_said_of_several_tokens_is_cut_with_them() -> None:
+def test_logprobs_are_cut_with_the_tokens_beyond_max_tokens() -> None:
     harness = drafting_harness(hit_rate=1.0, seed=1, max_plans_in_flight=2)
     sampling = SamplingState(temperature=0.0, logprobs=1)
     harness.submit(submission(1, PROMPT, max_tokens=9, sampling=sampling))
@@ -224,7 +224,7 @@ def test_drafts_are_counted_for_the_step_the_request_and_in_all() -> None:
     assert snapshot.acceptance_length == 1 + snapshot.accepted_draft_tokens / snapshot.drafts
 
 
-def test_whoever_generates_more_is_charged_more() -> None:
+def test_a_tenant_is_charged_by_tokens_generated_not_by_drafts() -> None:
     def served(hit_rate: float) -> float:
         harness = drafting_harness(ready(num_blocks=64, most_drafts=4), hit_rate=hit_rate, seed=6)
         decoding(harness, tenant="a")
@@ -269,8 +269,14 @@ def test_results_that_contradict_their_plan_are_a_workers_fault(
     decoding(harness)
     plan = planned(harness)
     result = StepResult(
-        step=plan.step, engine_epoch=0, rows=plan.rows, epochs=plan.epochs, token_counts=(len(tokens),),
-        tokens=tokens, drafted=drafted, accepted=accepted,
-    )  # fmt: skip
+        step=plan.step,
+        engine_epoch=0,
+        rows=plan.rows,
+        epochs=plan.epochs,
+        token_counts=(len(tokens),),
+        tokens=tokens,
+        drafted=drafted,
+        accepted=accepted,
+    )
     with pytest.raises(BrokenResult):
         harness.core.update(result, 99.0)

@@ -41,5 +41,5 @@ def test_the_prompt_does_not_count():
     assert first_end([1, 2, 1, 2], prompt=[1, 2, 1, 2], max_pattern_size=2, min_pattern_size=2) == 4
 
 
-def test_what_never_repeats_never_ends():
+def test_a_text_without_repetition_is_not_ended():
     assert first_end(list(range(500)), max_pattern_size=256) is None

@@ -203,7 +203,9 @@ async def test_messages_out_of_turn_end_the_worker(
     await worker_host.close()
 
 
-async def test_what_fails_while_loading_is_told(worker_host: ProcessWorker, processes: FakeProcesses) -> None:
+async def test_an_error_while_loading_is_told_with_its_hint(
+    worker_host: ProcessWorker, processes: FakeProcesses
+) -> None:
     await worker_host.prepare()
     processes.children[0].mute = True
     processes.children[0].say(Failed(kind="ModelLoadError", message="config.json: no", hint="look"))

@@ -181,8 +181,15 @@ async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
     device.finish(3)
     assert await worker_host.receive() == 3
     assert device.calls == [
-        "launch 1", "launch 2", "collect 1", "complete 2", "collect 2", "launch 3", "complete 3", "collect 3",
-    ]  # fmt: skip
+        "launch 1",
+        "launch 2",
+        "collect 1",
+        "complete 2",
+        "collect 2",
+        "launch 3",
+        "complete 3",
+        "collect 3",
+    ]
     await worker_host.close()
     await elsewhere.close()
 
@@ -217,7 +224,9 @@ async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_c
 
 
 @SEATS
-async def test_what_computes_when_it_is_collected_is_not_launched_ahead(device: HandDevice, sit: type[Seat]) -> None:
+async def test_a_step_that_computes_at_its_collection_is_not_launched_ahead(
+    device: HandDevice, sit: type[Seat]
+) -> None:
     device.at_once = {1, 2, 3}
     worker_host = sit(device)
     for step in (1, 2, 3):
@@ -256,7 +265,7 @@ async def test_a_device_that_breaks_ends_the_process(device: HandDevice) -> None
     await worker_host.close()
 
 
-async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
+async def test_an_error_while_the_rest_of_a_step_is_launched_is_told(
     device: HandDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def complete(ticket: LaunchedStep) -> None:
@@ -273,7 +282,7 @@ async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
     await worker_host.close()
 
 
-async def test_what_was_under_way_at_a_restart_is_never_told(device: HandDevice) -> None:
+async def test_results_of_steps_under_way_at_a_restart_are_discarded(device: HandDevice) -> None:
     worker_host = OnThread(device)
     await worker_host.send(1)
     await worker_host.send(2)

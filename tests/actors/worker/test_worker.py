@@ -32,9 +32,14 @@ def plan(step: int, **fields: Any) -> StepPlan:
 def first_plan(prompt: list[int]) -> StepPlan:
     tokens = memoryview(b"".join(token.to_bytes(4, "little") for token in prompt)).tobytes()
     new = NewRow(
-        row=0, epoch=0, request_id="r", token_ids=tokens, num_prompt_tokens=len(prompt), sampling=SamplingState(),
+        row=0,
+        epoch=0,
+        request_id="r",
+        token_ids=tokens,
+        num_prompt_tokens=len(prompt),
+        sampling=SamplingState(),
         blocks=((0,),),
-    )  # fmt: skip
+    )
     return plan(1, rows=(0,), epochs=(0,), starts=(0,), counts=(len(prompt),), new_rows=(new,))
 
 

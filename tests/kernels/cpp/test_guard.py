@@ -42,8 +42,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.write_text(SOURCE)
     compiler = compiler_path()
     assert compiler is not None
-    command = [compiler, "-std=c++17", "-shared", "-fPIC", f"-I{build.FOLDER}", str(source),
-               str(build.FOLDER / "memory.cpp"), "-o", str(target)]  # fmt: skip
+    command = [
+        compiler,
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        f"-I{build.FOLDER}",
+        str(source),
+        str(build.FOLDER / "memory.cpp"),
+        "-o",
+        str(target),
+    ]
     subprocess.run(command, check=True)
     return target
 

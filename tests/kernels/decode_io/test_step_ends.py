@@ -16,9 +16,17 @@ EACH = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for cas
 def test_the_beginning_of_a_step_gathers_tokens_and_places(case: Case) -> None:
     made = make_inputs(case, "cpu", 1)
     got = begin(
-        made.slots, made.ends, made.counts, made.texts, made.block_tables, made.angle_table, queries=case.queries,
-        block_size=case.block_size, kv_heads=case.kv_heads, scratch=made.scratch,
-    )  # fmt: skip
+        made.slots,
+        made.ends,
+        made.counts,
+        made.texts,
+        made.block_tables,
+        made.angle_table,
+        queries=case.queries,
+        block_size=case.block_size,
+        kv_heads=case.kv_heads,
+        scratch=made.scratch,
+    )
     counts = case.counts or (case.queries,) * len(case.ends)
     slots, positions = [], []
     for slot, end, count in zip(made.slots.tolist(), case.ends, counts, strict=True):

@@ -86,7 +86,9 @@ ATTENTION: dict[str, tuple[Call, str]] = {
     "a negative position": (attend(batch=replace(BATCH, starts=np.array([-1, 3]))), "position of a job"),
     "a row that has no table": (attend(batch=replace(BATCH, tables=BATCH.tables[:1])), "row of a job"),
     "tables of eight bytes": (
-        attend(batch=replace(BATCH, tables=BATCH.tables.astype(np.int64))), "block tables must be"),
+        attend(batch=replace(BATCH, tables=BATCH.tables.astype(np.int64))),
+        "block tables must be",
+    ),
     "blocks of another size": (attend(batch=replace(BATCH, block_size=4)), "size of a plan's blocks 0 is 4"),
     "fewer queries than tokens": (attend(QUERY[1:]), "the plan has 5 tokens, there are 4"),
     "queries of another width": (attend(QUERY[:, :, :8]), "query must be"),
@@ -97,12 +99,12 @@ ATTENTION: dict[str, tuple[Call, str]] = {
     "fewer values than keys": (attend(values=CACHE[1:]), "cache must be"),
     "a cache of fewer heads": (attend(CACHE[:, :1].contiguous(), CACHE[:, :1].contiguous()), "must be"),
     "a cache that is not contiguous": (attend(keys=CACHE.transpose(1, 2)), "cache must be"),
-    "codes without their scales": (
-        attend(keys=CACHE.to(torch.int8), values=CACHE.to(torch.int8)), "cache must be"),
+    "codes without their scales": (attend(keys=CACHE.to(torch.int8), values=CACHE.to(torch.int8)), "cache must be"),
     "a tree's token that does not see itself": (attend(tree=tree(5, 0b01)), "token that sees itself"),
     "a tree of too many nodes": (
-        attend(batch=replace(BATCH, starts=np.array([9, 90]), tables=np.zeros((2, 20), np.int32)),
-               tree=tree(20, 1)), "base of a tree"),
+        attend(batch=replace(BATCH, starts=np.array([9, 90]), tables=np.zeros((2, 20), np.int32)), tree=tree(20, 1)),
+        "base of a tree",
+    ),
     "a negative base": (attend(tree=tree(-1, 1)), "base of a tree"),
     "a cache row behind the last": (write(changed(PLACES, 3, ROWS_OF_CACHE)), "cache row 3 is 60"),
     "a negative cache row": (write(changed(PLACES, 0, -1)), "cache row 0 is -1"),
@@ -113,12 +115,14 @@ ATTENTION: dict[str, tuple[Call, str]] = {
     "angles of another type": (write(angles=(ANGLES, ANGLES.double())), "angles must be"),
     "narrow projections": (write(projected=PROJECTED[:, 1:]), "projected must be"),
     "projections that lie apart": (
-        write(projected=floats(random(), TOKENS, 200)[:, : PROJECTED.shape[1]]), "200 numbers apart, not 128"),
+        write(projected=floats(random(), TOKENS, 200)[:, : PROJECTED.shape[1]]),
+        "200 numbers apart, not 128",
+    ),
     "more rotated numbers than there are": (lambda: layer(Rotation(None, 0.0, 18)), "18 rotated numbers of 16"),
     "a norm of another size": (lambda: layer(Rotation((SINKS, SINKS), 0.0, 0)), "a norm of heads must be"),
     "sinks of fewer heads": (lambda: layer(sinks=SINKS), "sinks must be"),
     "heads that no group has": (lambda: layer(heads=5), "5 heads over 2 KV heads"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -142,8 +146,14 @@ class Step:
     def layers(self, **changes: object) -> Call:
         model, batch = self.model, self.batch
         views = [(batch.plan(model.kv_heads, window), batch.rows(model.kv_heads)) for window in model.windows]
-        given: dict = {"residual": self.residual.clone(), "positions": torch.tensor([9, 3]), "views": views,
-                       "rotations": model.rotations, "caches": self.caches, "keep": None}  # fmt: skip
+        given: dict = {
+            "residual": self.residual.clone(),
+            "positions": torch.tensor([9, 3]),
+            "views": views,
+            "rotations": model.rotations,
+            "caches": self.caches,
+            "keep": None,
+        }
         return lambda: model.layers.run(**given | changes)
 
     def ends(self, embedding: Tensor) -> decode_step.Ends:
@@ -168,10 +178,21 @@ class Step:
     def decode(self, **changes: object) -> Call:
         model, ends = self.model, self.ends(self.model.embedding)
         codes = token_codes(model.vocab, torch.device("cpu"))
-        given: dict = {"layers": model.layers, "rotations": model.rotations, "caches": self.caches, "ends": ends,
-                       "views": [(0, 0), (0, 5)], "codes": codes}  # fmt: skip
-        run: dict = {"memory": self.memory(), "columns": options(random(), 4), "slots": np.array([0, 1]),
-                     "option_slots": np.array([3, 0]), "starts": [9, 3]}  # fmt: skip
+        given: dict = {
+            "layers": model.layers,
+            "rotations": model.rotations,
+            "caches": self.caches,
+            "ends": ends,
+            "views": [(0, 0), (0, 5)],
+            "codes": codes,
+        }
+        run: dict = {
+            "memory": self.memory(),
+            "columns": options(random(), 4),
+            "slots": np.array([0, 1]),
+            "option_slots": np.array([3, 0]),
+            "starts": [9, 3],
+        }
         made = {name: changes.pop(name) for name in given if name in changes}
 
         def call() -> object:
@@ -184,7 +205,9 @@ class Step:
 
 STEPS: dict[str, tuple[Callable[[Step], object], str]] = {
     "a kept row behind the last": (
-        lambda step: step.layers(keep=torch.tensor([0, 2]))(), "kept row 1 is 2, not one of 0 to 1"),
+        lambda step: step.layers(keep=torch.tensor([0, 2]))(),
+        "kept row 1 is 2, not one of 0 to 1",
+    ),
     "a negative kept row": (lambda step: step.layers(keep=torch.tensor([-1]))(), "kept row 0 is -1"),
     "kept rows of four bytes": (lambda step: step.layers(keep=torch.tensor([0], dtype=torch.int32))(), "keep must be"),
     "a position behind the angles": (lambda step: step.layers(positions=torch.tensor([9, 200]))(), "position 1 is 200"),
@@ -192,11 +215,13 @@ STEPS: dict[str, tuple[Callable[[Step], object], str]] = {
     "fewer positions": (lambda step: step.layers(positions=torch.tensor([9]))(), "positions must be"),
     "a wide residual": (
         lambda step: step.layers(residual=floats(random(), 2, step.model.hidden + 1))(),
-        "residual must be"),
+        "residual must be",
+    ),
     "one view": (lambda step: step.layers(views=[(step.plan, step.rows)])(), "1 views of the cache"),
     "a cache row behind the last": (
         lambda step: step.layers(views=[(step.plan, changed(step.rows, 0, 10**6))] * 2)(),
-        "cache row 0 is"),
+        "cache row 0 is",
+    ),
     "fewer cache rows": (lambda step: step.layers(views=[(step.plan, step.rows[1:])] * 2)(), "rows must be"),
     "a block behind the last": (lambda step: step.layers(views=step.view(tables=BATCH.tables + 9))(), "block of a row"),
     "more tokens than rows": (lambda step: step.layers(views=step.view(counts=np.array([1, 2])))(), "of a job"),
@@ -208,19 +233,24 @@ STEPS: dict[str, tuple[Callable[[Step], object], str]] = {
     "a negative slot": (lambda step: step.decode(slots=np.array([-1, 1]))(), "slot 0 is -1"),
     "a slot twice": (lambda step: step.decode(slots=np.array([0, 0]), starts=[9, 9])(), "a slot stands there twice"),
     "a slot of options behind the last": (
-        lambda step: step.decode(option_slots=np.array([4, 0]))(), "slot of options 0 is 4"),
+        lambda step: step.decode(option_slots=np.array([4, 0]))(),
+        "slot of options 0 is 4",
+    ),
     "fewer slots than rows": (lambda step: step.decode(starts=[9, 3, 3])(), "2 slots of 3 rows"),
     "a group that has no blocks": (
-        lambda step: step.decode(views=[(1, 0), (0, 5)])(), "blocks of 1 groups, the model has 2"),
+        lambda step: step.decode(views=[(1, 0), (0, 5)])(),
+        "blocks of 1 groups, the model has 2",
+    ),
     "one view of two": (lambda step: step.decode(views=[(0, 0)])(), "1 views of the cache"),
     "an embedding of another width": (
         lambda step: step.decode(ends=step.ends(step.model.embedding[:, 1:].contiguous()))(),
-        "embedding must be"),
+        "embedding must be",
+    ),
     "fewer codes": (lambda step: step.decode(codes=token_codes(1, torch.device("cpu")))(), "codes must be"),
     "tokens of eight bytes": (lambda step: step.memory(tokens=np.zeros((3, 20), dtype=np.int64)), "tokens must be"),
     "fewer lengths": (lambda step: step.memory(lengths=np.array([1, 2])), "lengths must be"),
     "blocks of fewer slots": (lambda step: step.memory(blocks=np.zeros((1, 2, 3), dtype=np.int32)), "must be"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,15 @@ def test_the_experts_sum_equals_the_reference(case: Case) -> None:
     before = inputs.x.clone()
     got = fused_moe(inputs.x, weights, ids, packed(inputs, case))
     expected = fused_moe_reference(
-        inputs.x, weights, ids, tuple(inputs.gate_up), tuple(inputs.down), case.swiglu,
+        inputs.x,
+        weights,
+        ids,
+        tuple(inputs.gate_up),
+        tuple(inputs.down),
+        case.swiglu,
         None if inputs.gate_up_bias is None else tuple(inputs.gate_up_bias),
         None if inputs.down_bias is None else tuple(inputs.down_bias),
-    )  # fmt: skip
+    )
     assert got.dtype == case.dtype
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
     assert torch.equal(inputs.x, before)

@@ -21,9 +21,14 @@ ERRORS = {"int8": 0.02, "fp8": 0.08}
 def plan_of(case: Case, plan: AttentionPlan) -> AttentionPlan:
     """The plan of a case as --batch-invariant has it."""
     return AttentionPlan(
-        plan.block_tables.numpy(), np.array(case.starts), np.array(case.counts), block_size=case.block_size,
-        num_kv_heads=case.kv_heads, window=case.window, by_token=True,
-    )  # fmt: skip
+        plan.block_tables.numpy(),
+        np.array(case.starts),
+        np.array(case.counts),
+        block_size=case.block_size,
+        num_kv_heads=case.kv_heads,
+        window=case.window,
+        by_token=True,
+    )
 
 
 def random_rows(*shape: int) -> torch.Tensor:

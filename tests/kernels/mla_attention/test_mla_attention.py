@@ -24,18 +24,28 @@ LONG_ROWS = next(case for case in CASES if case.name == "long_rows")
 
 def computed(inputs: Inputs, *, batch_invariant: bool = False) -> torch.Tensor:
     return mla_attention(
-        inputs.query, inputs.cache, inputs.plan, inputs.key_weight, inputs.value_weight, inputs.scale,
+        inputs.query,
+        inputs.cache,
+        inputs.plan,
+        inputs.key_weight,
+        inputs.value_weight,
+        inputs.scale,
         batch_invariant=batch_invariant,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("case", [*CASES, *WIDE], ids=lambda case: case.name)
 def test_every_path_equals_the_reference(case: Case) -> None:
     inputs = make_inputs(case, "cpu", 3)
     expected = mla_attention_reference(
-        inputs.query, inputs.cache, inputs.plan.block_tables, inputs.items, inputs.key_weight, inputs.value_weight,
+        inputs.query,
+        inputs.cache,
+        inputs.plan.block_tables,
+        inputs.items,
+        inputs.key_weight,
+        inputs.value_weight,
         inputs.scale,
-    )  # fmt: skip
+    )
     tolerance = TOLERANCES[case.dtype]
     torch.testing.assert_close(computed(inputs), expected, atol=tolerance, rtol=tolerance)
 

@@ -24,9 +24,15 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no comp
 
 def needs_of(case: Case) -> Needs:
     return Needs(
-        device=CPU, dtype=case.dtype, num_heads=case.heads, num_kv_heads=case.kv_heads, head_dim=case.head_dim,
-        block_size=case.block_size, softcap=case.softcap > 0, sinks=case.sinks,
-    )  # fmt: skip
+        device=CPU,
+        dtype=case.dtype,
+        num_heads=case.heads,
+        num_kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        block_size=case.block_size,
+        softcap=case.softcap > 0,
+        sinks=case.sinks,
+    )
 
 
 def check(case: Case, planner: Planner) -> None:
@@ -135,14 +141,15 @@ LATENT = replace(ON_CUDA, latent=512)
             replace(LATENT, kv_dtype=torch.float8_e4m3fn),
             (
                 "shares the tiles of latent vectors" if installed() else "needs the package triton",
-                "sdpa orders its sums", "reference reads caches of the type of the model, not of torch.float8_e4m3fn",
+                "sdpa orders its sums",
+                "reference reads caches of the type of the model, not of torch.float8_e4m3fn",
                 "set kv_cache_dtype auto or no batch_invariant or device cpu",
             ),
         ),
         (replace(LATENT, kv_dtype=torch.int8), ("kv_cache_dtype auto or no batch_invariant or device cpu",)),
         (replace(ON_CUDA, head_dim=288, kv_dtype=torch.int8), ("kv_cache_dtype auto or no batch_invariant",)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("name", ["auto", "sdpa"])
 def test_where_none_can_it_says_why_and_what_to_change(needs: Needs, said: tuple[str, ...], name: str) -> None:
     with pytest.raises(ConfigError, match="no back end can") as caught:

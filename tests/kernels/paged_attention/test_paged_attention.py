@@ -45,9 +45,14 @@ def test_by_token_the_result_is_the_same_however_a_row_is_cut(case: Case, path: 
 
     def attended(starts: list[int], counts: list[int], rows: list[int], tokens: slice) -> torch.Tensor:
         part = AttentionPlan(
-            plan.block_tables.numpy()[rows], np.array(starts), np.array(counts), block_size=case.block_size,
-            num_kv_heads=case.kv_heads, window=case.window, by_token=True,
-        )  # fmt: skip
+            plan.block_tables.numpy()[rows],
+            np.array(starts),
+            np.array(counts),
+            block_size=case.block_size,
+            num_kv_heads=case.kv_heads,
+            window=case.window,
+            by_token=True,
+        )
         return paged_attention(query[tokens], key_cache, value_cache, part, 0.3, **options)
 
     together = attended(list(case.starts), list(case.counts), list(range(len(case.starts))), slice(None))
@@ -86,9 +91,13 @@ def test_few_tokens_of_a_row_are_what_each_is_alone(
 
     def attended(*, by_token: bool) -> torch.Tensor:
         each = AttentionPlan(
-            plan.block_tables.numpy(), np.array(case.starts), np.array(case.counts), block_size=case.block_size,
-            num_kv_heads=kv_heads, by_token=by_token,
-        )  # fmt: skip
+            plan.block_tables.numpy(),
+            np.array(case.starts),
+            np.array(case.counts),
+            block_size=case.block_size,
+            num_kv_heads=kv_heads,
+            by_token=by_token,
+        )
         assert (len(each.jobs(6 // kv_heads)) == 5) != by_token
         return paged_attention(query, keys, values, each, 0.3, **options)
 

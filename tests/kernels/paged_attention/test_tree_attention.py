@@ -66,9 +66,14 @@ def test_a_node_sees_its_path_and_nothing_else(name: str, window: int | None, si
     query = torch.randn(int(COUNTS.sum()), HEADS, size, generator=generator)
     by_token = name == "by token"
     needs = Needs(
-        device=torch.device("cpu"), dtype=torch.float32, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=size,
-        block_size=PAGE, batch_invariant=by_token,
-    )  # fmt: skip
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=size,
+        block_size=PAGE,
+        batch_invariant=by_token,
+    )
     chosen = "torch" if by_token else name
     if chosen == "native" and choose(needs).name != "native":
         pytest.skip("no compiler")
@@ -83,9 +88,13 @@ def test_siblings_that_are_not_a_number_harm_nobody() -> None:
     caches = torch.randn(2, 64, KV_HEADS, PAGE, SIZE, generator=generator)
     query = torch.randn(int(COUNTS.sum()), HEADS, SIZE, generator=generator)
     needs = Needs(
-        device=torch.device("cpu"), dtype=torch.float32, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=SIZE,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=SIZE,
         block_size=PAGE,
-    )  # fmt: skip
+    )
     base = TREES[1][0]
     block, place = divmod(base, PAGE)
     plan = Planner(choose(needs), needs)(tables, STARTS, COUNTS, None, mask(None))

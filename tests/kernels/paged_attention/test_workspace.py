@@ -23,7 +23,7 @@ def test_layers_share_a_workspace_and_threads_do_not() -> None:
     assert others[0][0].data_ptr() != mine[0].data_ptr()
 
 
-def test_what_graphs_write_to_stays() -> None:
+def test_the_workspace_of_a_size_is_never_replaced() -> None:
     first = workspace(CPU, 1, 16, 16)[0]
     for programs in range(2, 100):
         workspace(CPU, programs, 16, 16)

@@ -44,7 +44,9 @@ PRODUCTS: dict[str, tuple[Callable[[str], object], str]] = {
     "inputs of another depth": (lambda kind: product(kind).linear(X[:, :-1], None, 0.0, None, 1.0), "x must be"),
     "inputs of another type": (lambda kind: product(kind).linear(X.double(), None, 0.0, None, 1.0), "x must be"),
     "numbers of a row apart": (
-        lambda kind: product(kind).linear(X.T.contiguous().T, None, 0.0, None, 1.0), "with contiguous rows"),
+        lambda kind: product(kind).linear(X.T.contiguous().T, None, 0.0, None, 1.0),
+        "with contiguous rows",
+    ),
     "a short norm": (lambda kind: product(kind).linear(X, NORM[1:], 1e-5, None, 1.0), "norm must be"),
     "a norm in eight bytes": (lambda kind: product(kind).linear(X, NORM.double(), 1e-5, None, 1.0), "norm must be"),
     "a short norm before a gate": (lambda kind: product(kind).gated(X, NORM[1:], 1e-5, "silu"), "norm must be"),
@@ -52,10 +54,12 @@ PRODUCTS: dict[str, tuple[Callable[[str], object], str]] = {
     "a narrow sum": (lambda kind: product(kind).linear(X, None, 0.0, OUT[:, 1:], 1.0), "out must be"),
     "a sum of fewer rows": (lambda kind: product(kind).linear(X, None, 0.0, OUT[1:], 1.0), "out must be"),
     "a sum whose rows overlap": (
-        lambda kind: product(kind).linear(X, None, 0.0, OUT[:1].expand(ROWS, -1), 1.0), "out must be"),
+        lambda kind: product(kind).linear(X, None, 0.0, OUT[:1].expand(ROWS, -1), 1.0),
+        "out must be",
+    ),
     "a sum of another type": (lambda kind: product(kind).linear(X, None, 0.0, OUT.double(), 1.0), "out must be"),
     "halves that are no vectors": (lambda kind: product(kind, 48).gated(X, None, 0.0, "silu"), "halves of 48"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ["float", "int8", "coded"])
@@ -116,8 +120,15 @@ EVERY, BITS = torch.arange(ROWS), torch.full((ROWS, 3), -1, dtype=torch.int32)
 
 def choose(**changes: object) -> Call:
     places = np.arange(ROWS)
-    given: dict = {"logits": LOGITS, "columns": options(random(), ROWS), "slots": places, "positions": places,
-                   "codes": CODES, "guided": EVERY, "bits": BITS}  # fmt: skip
+    given: dict = {
+        "logits": LOGITS,
+        "columns": options(random(), ROWS),
+        "slots": places,
+        "positions": places,
+        "codes": CODES,
+        "guided": EVERY,
+        "bits": BITS,
+    }
     return lambda: functions().choose(**given | changes)
 
 
@@ -137,23 +148,30 @@ SAMPLING: dict[str, tuple[Call, str]] = {
     "a slot behind the last": (choose(slots=np.array([0, 1, 2, 3, ROWS])), "slot of options 4 is 5, not one of 0 to 4"),
     "a negative slot": (choose(slots=np.array([0, -1, 2, 3, 4])), "slot of options 1 is -1"),
     "columns of another type": (
-        lambda: sampling.Columns(np.arange(3), np.zeros(3), np.zeros(3, np.float32)), "scales must be"),
+        lambda: sampling.Columns(np.arange(3), np.zeros(3), np.zeros(3, np.float32)),
+        "scales must be",
+    ),
     "columns of other lengths": (
-        lambda: sampling.Columns(np.arange(3), np.zeros(3, np.float32), np.zeros(2, np.float32)), "floors must be"),
+        lambda: sampling.Columns(np.arange(3), np.zeros(3, np.float32), np.zeros(2, np.float32)),
+        "floors must be",
+    ),
     "a mask of a row that is not there": (choose(guided=changed(EVERY, 4, ROWS)), "row of a mask 4 is 5"),
     "masks that go back": (choose(guided=changed(EVERY, 2, 1)), "row of a mask 2 is 1, not one of 2 to 4"),
     "more masks than rows": (choose(bits=BITS[1:]), "guided must be"),
     "masks of too few words": (choose(bits=BITS[:, :2].contiguous()), "number of words of a mask 0 is 2"),
     "masks without rows": (choose(guided=None), "given together"),
     "kept bits of a row that is not there": (
-        lambda: functions().keep_bits(LOGITS.clone(), changed(EVERY, 0, -1), BITS), "row of a mask 0 is -1"),
+        lambda: functions().keep_bits(LOGITS.clone(), changed(EVERY, 0, -1), BITS),
+        "row of a mask 0 is -1",
+    ),
     "kept bits of too few words": (
-        lambda: functions().keep_bits(LOGITS.clone(), EVERY, BITS[:, :2].contiguous()), "number of words"),
-    "kept bits of another type": (
-        lambda: functions().keep_bits(LOGITS.clone(), EVERY, BITS.long()), "bits must be"),
+        lambda: functions().keep_bits(LOGITS.clone(), EVERY, BITS[:, :2].contiguous()),
+        "number of words",
+    ),
+    "kept bits of another type": (lambda: functions().keep_bits(LOGITS.clone(), EVERY, BITS.long()), "bits must be"),
     "fewer keys": (lambda: functions().draw(LOGITS, KEYS[1:], CODES), "keys must be"),
     "fewer codes of a draw": (lambda: functions().draw(LOGITS, KEYS, CODES[1:]), "codes must be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SAMPLING)

@@ -66,9 +66,11 @@ def run(path: str, arguments: list[str]) -> dict[str, str | int | list[str]]:
         output.seek(0)
         printed, _, kernels = output.read().decode(errors="replace").rpartition(KERNELS)
     return {
-        "file": path, "status": os.waitstatus_to_exitcode(status), "output": printed or kernels,
+        "file": path,
+        "status": os.waitstatus_to_exitcode(status),
+        "output": printed or kernels,
         "kernels": kernels.split() if printed else [],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

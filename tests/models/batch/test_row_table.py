@@ -9,9 +9,14 @@ from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan
 
 def new_row(row: int, epoch: int, **sampling: int) -> NewRow:
     return NewRow(
-        row=row, epoch=epoch, request_id=str(row), token_ids=np.arange(6, dtype="<i4").tobytes(), num_prompt_tokens=6,
-        sampling=SamplingState(**sampling), blocks=((2 * row, 2 * row + 1),),
-    )  # fmt: skip
+        row=row,
+        epoch=epoch,
+        request_id=str(row),
+        token_ids=np.arange(6, dtype="<i4").tobytes(),
+        num_prompt_tokens=6,
+        sampling=SamplingState(**sampling),
+        blocks=((2 * row, 2 * row + 1),),
+    )
 
 
 def slots_of(table: RowTable, *epochs: int, start: int = 5, count: int = 1) -> list[int]:

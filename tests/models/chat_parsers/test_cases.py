@@ -84,20 +84,44 @@ THOUGHTS = [
 CONTROLS = texts(
     PLAIN,
     [
-        ('<tool_call>{"name": "send", "arguments": {"text": "a\nb\tc\x01"}}</tool_call>', None, None,
-         (("send", {"text": "a\nb\tc\x01"}),)),
-        ('<tool_call>{"name": "send", "arguments": {"text": "a\\\nb"}}</tool_call>', None, None,
-         (("send", {"text": "a\nb"}),)),
-        ('<tool_call>{"name": "send",\n"arguments": {\n"text": "\\n\r\n"}}</tool_call>', None, None,
-         (("send", {"text": "\n\r\n"}),)),
-        ('<tool_call>{"arguments": {"text": "a\nb"}, "name": "send"}</tool_call>', None, None,
-         (("send", {"text": "a\nb"}),)),
-        ('<tool_call>{"name": "send", "arguments": {"to": ["a\nb", "\t"]}}</tool_call>', None, None,
-         (("send", {"to": ["a\nb", "\t"]}),)),
-        ('<tool_call>{"name": "send", "arguments": {"te\nxt": "\\\\\n"}}</tool_call>', None, None,
-         (("send", {"te\nxt": "\\\n"}),)),
+        (
+            '<tool_call>{"name": "send", "arguments": {"text": "a\nb\tc\x01"}}</tool_call>',
+            None,
+            None,
+            (("send", {"text": "a\nb\tc\x01"}),),
+        ),
+        (
+            '<tool_call>{"name": "send", "arguments": {"text": "a\\\nb"}}</tool_call>',
+            None,
+            None,
+            (("send", {"text": "a\nb"}),),
+        ),
+        (
+            '<tool_call>{"name": "send",\n"arguments": {\n"text": "\\n\r\n"}}</tool_call>',
+            None,
+            None,
+            (("send", {"text": "\n\r\n"}),),
+        ),
+        (
+            '<tool_call>{"arguments": {"text": "a\nb"}, "name": "send"}</tool_call>',
+            None,
+            None,
+            (("send", {"text": "a\nb"}),),
+        ),
+        (
+            '<tool_call>{"name": "send", "arguments": {"to": ["a\nb", "\t"]}}</tool_call>',
+            None,
+            None,
+            (("send", {"to": ["a\nb", "\t"]}),),
+        ),
+        (
+            '<tool_call>{"name": "send", "arguments": {"te\nxt": "\\\\\n"}}</tool_call>',
+            None,
+            None,
+            (("send", {"te\nxt": "\\\n"}),),
+        ),
     ],
-)  # fmt: skip
+)
 UNBALANCED = [
     *texts(
         PLAIN,
@@ -181,14 +205,21 @@ GLM_KEYS = texts(
     ("glm45", "none"),
     [
         ("<tool_call>get_weather\ncity</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>", None, None, (PARIS,)),
-        (("<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\ndays</arg_key>"
-         "<arg_value>2</arg_value></tool_call>"), None, None, (("get_weather", {"city": "Paris", "days": 2}),)),
+        (
+            (
+                "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\ndays</arg_key>"
+                "<arg_value>2</arg_value></tool_call>"
+            ),
+            None,
+            None,
+            (("get_weather", {"city": "Paris", "days": 2}),),
+        ),
         ("<tool_call>now\n</tool_call>", None, None, (("now", {}),)),
         ("<tool_call>now</tool_call>Done", "Done", None, (("now", {}),)),
         ("<tool_call>get_weather city</tool_call>", "<tool_call>get_weather city</tool_call>"),
         ("<tool_call>get_weather\ncity</arg_key><arg_value>Paris", None, None, (("get_weather", '{"city": "Paris'),)),
     ],
-)  # fmt: skip
+)
 LLAMA = texts(
     ("llama3_json", "none"),
     [
@@ -204,26 +235,62 @@ WRAPPED = [
     *texts(
         PLAIN,
         [
-            *[(f'<tool_call>{{"name": "get_weather", "arguments": {{"{key}": {{"city": "Paris"}}}}}}</tool_call>',
-               None, None, (PARIS,)) for key in ("arguments", "input", "properties")],
-            ('<tool_call>{"name": "get_weather", "arguments": {"arguments": "{\\"city\\": \\"Paris\\"}"}}</tool_call>',
-             None, None, (PARIS,)),
-            ('<tool_call>{"name": "get_weather", "arguments": {"arguments": {"town": "Paris"}}}</tool_call>', None,
-             None, (("get_weather", {"arguments": {"town": "Paris"}}),)),
-            ('<tool_call>{"name": "light", "arguments": {"arguments": {"level": 1}}}</tool_call>', None, None,
-             (("light", {"arguments": {"level": 1}}),)),
-            ('<tool_call>{"name": "unknown", "arguments": {"input": {"a": 1}}}</tool_call>', None, None,
-             (("unknown", {"input": {"a": 1}}),)),
-            ('<tool_call>{"name": "get_weather", "arguments": {"input": {"city": "a"}, "days": 1}}</tool_call>', None,
-             None, (("get_weather", {"input": {"city": "a"}, "days": 1}),)),
+            *[
+                (
+                    f'<tool_call>{{"name": "get_weather", "arguments": {{"{key}": {{"city": "Paris"}}}}}}</tool_call>',
+                    None,
+                    None,
+                    (PARIS,),
+                )
+                for key in ("arguments", "input", "properties")
+            ],
+            (
+                (
+                    '<tool_call>{"name": "get_weather", "arguments": {"arguments": "{\\"city\\": \\"Paris\\"}"}}'
+                    "</tool_call>"
+                ),
+                None,
+                None,
+                (PARIS,),
+            ),
+            (
+                '<tool_call>{"name": "get_weather", "arguments": {"arguments": {"town": "Paris"}}}</tool_call>',
+                None,
+                None,
+                (("get_weather", {"arguments": {"town": "Paris"}}),),
+            ),
+            (
+                '<tool_call>{"name": "light", "arguments": {"arguments": {"level": 1}}}</tool_call>',
+                None,
+                None,
+                (("light", {"arguments": {"level": 1}}),),
+            ),
+            (
+                '<tool_call>{"name": "unknown", "arguments": {"input": {"a": 1}}}</tool_call>',
+                None,
+                None,
+                (("unknown", {"input": {"a": 1}}),),
+            ),
+            (
+                '<tool_call>{"name": "get_weather", "arguments": {"input": {"city": "a"}, "days": 1}}</tool_call>',
+                None,
+                None,
+                (("get_weather", {"input": {"city": "a"}, "days": 1}),),
+            ),
         ],
     ),
     *texts(
         ("openai", "openai_gptoss"),
-        [('<|channel|>commentary to=functions.get_weather<|message|>{"arguments": {"city": "Paris"}}<|call|>', None,
-          None, (PARIS,))],
+        [
+            (
+                '<|channel|>commentary to=functions.get_weather<|message|>{"arguments": {"city": "Paris"}}<|call|>',
+                None,
+                None,
+                (PARIS,),
+            )
+        ],
     ),
-]  # fmt: skip
+]
 AROUND = texts(
     PLAIN,
     [
@@ -238,18 +305,34 @@ AROUND = texts(
 GPT_OSS = texts(
     ("openai", "openai_gptoss"),
     [
-        ('<|channel|>commentary to=shell<|message|>{"command": "ls"}<|call|>', None, None,
-         (("shell", {"command": "ls"}),)),
-        ('<|channel|>commentary to=functions.shelljson<|message|>{"command": "ls"}<|call|>', None, None,
-         (("shell", {"command": "ls"}),)),
-        ('<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"command": "ls"}<|call|>', None, None,
-         (("shell", {"command": "ls"}),)),
-        ('<|channel|>commentary to=functions.other<|message|>{}<|call|>', None, None, (("other", {}),)),
+        (
+            '<|channel|>commentary to=shell<|message|>{"command": "ls"}<|call|>',
+            None,
+            None,
+            (("shell", {"command": "ls"}),),
+        ),
+        (
+            '<|channel|>commentary to=functions.shelljson<|message|>{"command": "ls"}<|call|>',
+            None,
+            None,
+            (("shell", {"command": "ls"}),),
+        ),
+        (
+            '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"command": "ls"}<|call|>',
+            None,
+            None,
+            (("shell", {"command": "ls"}),),
+        ),
+        ("<|channel|>commentary to=functions.other<|message|>{}<|call|>", None, None, (("other", {}),)),
         ("<|channel|>commentary to=browser.open<|message|>{}<|call|>", "{}"),
-        ('<|channel|>analysis to=shelljson<|message|>{"command": "l\ns"}<|call|>', None, None,
-         (("shell", {"command": "l\ns"}),)),
+        (
+            '<|channel|>analysis to=shelljson<|message|>{"command": "l\ns"}<|call|>',
+            None,
+            None,
+            (("shell", {"command": "l\ns"}),),
+        ),
     ],
-)  # fmt: skip
+)
 
 LEFT_OUT = [
     *texts(

@@ -177,7 +177,7 @@ def test_marks_that_are_special_tokens_stay_in_the_text_and_others_do_not(chat_f
     assert tables.decoder(skip_special_tokens=True, kept=kept).feed(tokens) == shown[kept]
 
 
-def test_what_must_call_cannot_look_otherwise(chat_format):
+def test_tool_choice_required_and_a_regex_exclude_each_other(chat_format):
     made = chat_format("hermes", "none")
     guided = SamplingParams(guide=GuideSpec(kind="regex", source="a+", field="structured_outputs.regex"))
     with pytest.raises(InvalidRequest, match="structured_outputs.regex and tool_choice exclude") as caught:

@@ -40,9 +40,12 @@ WORDS = [*MARKS, *NO_TEXT, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "Ã
 def parser_of(chat_syntax: ChatSyntax, start: str = "free", hidden: frozenset[str] = frozenset()) -> Parser:
     with_calls = chat_syntax.calls is not None or chat_syntax.channels is not None
     return Parser(
-        plan_of(chat_syntax, hidden), offered_tools=OFFER, new_id=lambda number, name: f"{name}-{number}", start=start,  # type: ignore[arg-type]
+        plan_of(chat_syntax, hidden),
+        offered_tools=OFFER,
+        new_id=lambda number, name: f"{name}-{number}",
+        start=start,  # type: ignore[arg-type]
         with_calls=with_calls,
-    )  # fmt: skip
+    )
 
 
 def run(

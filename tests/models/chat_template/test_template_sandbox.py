@@ -152,14 +152,13 @@ def bombs() -> list[object]:
 
 @pytest.mark.parametrize("text", bombs())
 def test_a_bomb_ends_in_time_and_memory_and_the_next_rendering_is_fine(processes, text):
-    before, began = time.process_time(), time.monotonic()
+    before = time.process_time()
     try:
         shown = processes.render(text, {"messages": USER}, LIMIT)
         assert len(shown) <= template_child.MAX_CHARACTERS
     except (TemplateExhausted, TemplateRefused):
         pass
     assert time.process_time() - before < 0.2, "it costs this process next to nothing"
-    assert time.monotonic() - began < 60.0
     assert all(cpu_seconds(pid) < 60.0 for pid in processes.pids)
     assert processes.render("{{ messages[0].content }}", {"messages": USER}, 0.3) == "hi"
 
@@ -228,11 +227,21 @@ def test_a_deep_expression_of_a_request_is_refused(processes, text):
         loaded.render(USER, source=text)
 
 
-def test_nothing_runs_when_a_template_is_compiled():
-    began = time.process_time()
-    for text in ("{{ 10 ** 10000000 }}", "{{ 'x' * 10**10 }}", "{{ 'x' | center(10**10) }}", "{{ [1] * 10**9 }}"):
-        template_child.environment().from_string(text)
-    assert time.process_time() - began < 1.0
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("{{ 10 ** 10000000 }}", "10000000"),
+        ("{{ 'x' * 10**10 }}", "'x'"),
+        ("{{ 'x' | center(10**10) }}", "center"),
+        ("{{ [1] * 10**9 }}", "[1]"),
+    ],
+)
+def test_compiling_a_template_computes_no_constants(text, kept):
+    environment = template_child.environment()
+    environment.from_string(text)
+    source = environment.compile(text, raw=True)
+    assert kept in source
+    assert len(source) < 2_000
 
 
 ESCAPES = [

@@ -58,7 +58,7 @@ def test_rows_that_look_back_get_what_they_get_on_a_cpu(llama: Pair, sizes: tupl
     assert sum(len(result.logprobs) for result in told.results) > 20
 
 
-def test_nobody_waits_for_rows_that_look_back(llama: Pair) -> None:
+def test_rows_that_look_back_are_launched_without_a_wait(llama: Pair) -> None:
     told = script(llama)
     for row, sampling in LOOKING_BACK.items():
         told.add(row, make_prompt(6 + row, row), **sampling)

@@ -40,9 +40,10 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(EightBitProduct, "of_quantized", of_quantized)
     monkeypatch.setattr(act_quant, "quantize_activation", counted)
     monkeypatch.setattr(
-        linear, "fast_product",
+        linear,
+        "fast_product",
         lambda weight, bias: EightBitProduct(weight.values, weight.scale, bias, batch_invariant=False),
-    )  # fmt: skip
+    )
     return rows
 
 
@@ -54,10 +55,14 @@ def said(config: DecoderConfig) -> StepResult:
     runner = CudaRunner(decoder, cache, CpuDevice(), max_model_len=LENGTH, plan=plan_tensors)
     groups = len(cache.layout.windows)
     row = NewRow(
-        row=0, epoch=1, request_id="0", token_ids=torch.arange(TOKENS, dtype=torch.int32).numpy().tobytes(),
-        num_prompt_tokens=TOKENS, sampling=SamplingState(temperature=0.0, logprobs=5),
+        row=0,
+        epoch=1,
+        request_id="0",
+        token_ids=torch.arange(TOKENS, dtype=torch.int32).numpy().tobytes(),
+        num_prompt_tokens=TOKENS,
+        sampling=SamplingState(temperature=0.0, logprobs=5),
         blocks=tuple(tuple(range(3 * group, 3 * group + 3)) for group in range(groups)),
-    )  # fmt: skip
+    )
     plan = StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(1,), starts=(0,), counts=(TOKENS,), new_rows=(row,))
     return plain(runner.run(plan))
 

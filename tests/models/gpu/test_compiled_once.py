@@ -55,8 +55,9 @@ def test_a_plan_of_any_number_of_rows() -> None:
             map_decode(part, tasks, kv_heads=8, queries=1, window=0, tile=64)
             map_extend(part, part, blocks, block=32)
     assert {name: len(found) for name, found in keys(launches).items()} == {
-        "decode_tasks_kernel": 2, "extend_blocks_kernel": 2,
-    }  # fmt: skip
+        "decode_tasks_kernel": 2,
+        "extend_blocks_kernel": 2,
+    }
 
 
 def test_masks_of_any_number_of_rows() -> None:
@@ -90,9 +91,13 @@ def test_products_of_any_number_of_rows() -> None:
         for rows in range(1, 513):
             scale = numbers(rows, dtype=torch.float32)
             eight_bit_product(
-                numbers(rows, 512, dtype=int8), scale, numbers(640, 512, dtype=int8),
-                numbers(640, dtype=torch.float32), None, torch.bfloat16,
-            )  # fmt: skip
+                numbers(rows, 512, dtype=int8),
+                scale,
+                numbers(640, 512, dtype=int8),
+                numbers(640, dtype=torch.float32),
+                None,
+                torch.bfloat16,
+            )
             packed_linear(numbers(rows, 512, dtype=torch.bfloat16), weight, None)
     found = {name: len(each) for name, each in keys(launches).items()}
     assert found["eight_bit_kernel"] == 4
@@ -142,13 +147,24 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
         def runner(sizes: Sequence[int]) -> CudaRunner:
             return CudaRunner(
-                decoder, cache, AbsentGpu(), max_model_len=LENGTH, slots=MANY, plan=plan, capture_sizes=tuple(sizes),
-            )  # fmt: skip
+                decoder,
+                cache,
+                AbsentGpu(),
+                max_model_len=LENGTH,
+                slots=MANY,
+                plan=plan,
+                capture_sizes=tuple(sizes),
+            )
 
-        engine = EngineConfig.from_flat({
-            "model": "m", "max_num_seqs": MANY, "max_num_batched_tokens": TOKENS, "max_model_len": LENGTH,
-            "block_size": BLOCK,
-        })  # fmt: skip
+        engine = EngineConfig.from_flat(
+            {
+                "model": "m",
+                "max_num_seqs": MANY,
+                "max_num_batched_tokens": TOKENS,
+                "max_model_len": LENGTH,
+                "block_size": BLOCK,
+            }
+        )
         budget = MemoryBudget(
             weight_bytes=0, activation_bytes=0, kv_cache_bytes=0, free_bytes=0, num_blocks=199, max_model_len=LENGTH
         )
@@ -192,9 +208,20 @@ def test_what_was_warmed_up_serves_every_step(name: str, serve: Serve) -> None:
     steps = Serving(runner, BLOCK)
     steps._rows = ()
     for number, counts in enumerate(
-        ([1] * 3, [1] * 7, [1] * 33, [5, 9], [1, 1, 5], [1, 33, 64, 1], [1, 1, 1, 17, 200], [100], [555, 500, 1, 1],
-         [3] * 67, [1] * 66)
-    ):  # fmt: skip
+        (
+            [1] * 3,
+            [1] * 7,
+            [1] * 33,
+            [5, 9],
+            [1, 1, 5],
+            [1, 33, 64, 1],
+            [1, 1, 1, 17, 200],
+            [100],
+            [555, 500, 1, 1],
+            [3] * 67,
+            [1] * 66,
+        )
+    ):
         steps.mixed(counts, ASKED[number % len(ASKED)])
     new = Counter(launch.kernel.__name__ for launch in launches if launch.key() not in before)
     assert launches
@@ -204,7 +231,7 @@ def test_what_was_warmed_up_serves_every_step(name: str, serve: Serve) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MODELS)
-def test_what_serving_launches_compiles(name: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_launch_of_serving_compiles(name: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the very numbers and types of its launches, where a number that is 1 is a constant."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # as 3.6 has it without being asked
     _, launches, _ = serve(name)

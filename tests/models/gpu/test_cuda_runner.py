@@ -125,9 +125,7 @@ def told_next(told: Script, row: int) -> StepPlan:
     """One more token of a row that has room for it."""
     known = told.known[row]
     assert known.done < known.held * BLOCK_SIZE
-    return StepPlan(
-        step=99, engine_epoch=0, rows=(row,), epochs=(known.epoch,), starts=(known.done,), counts=(1,)
-    )  # fmt: skip
+    return StepPlan(step=99, engine_epoch=0, rows=(row,), epochs=(known.epoch,), starts=(known.done,), counts=(1,))
 
 
 def test_beams_fork_and_copy(llama: Pair) -> None:
@@ -153,8 +151,17 @@ def test_a_new_row_has_nothing_of_what_its_slot_was_told_last(llama: Pair) -> No
     replay(runner, told.plans)
     runner.rows.append_known(0, [9, 9, 9])
     runner.rows.drop(0)
-    runner.rows.add(NewRow(row=1, epoch=1, request_id="1", token_ids=np.arange(20, dtype="<i4").tobytes(),
-                           num_prompt_tokens=20, sampling=SamplingState(), blocks=((),)))  # fmt: skip
+    runner.rows.add(
+        NewRow(
+            row=1,
+            epoch=1,
+            request_id="1",
+            token_ids=np.arange(20, dtype="<i4").tobytes(),
+            num_prompt_tokens=20,
+            sampling=SamplingState(),
+            blocks=((),),
+        )
+    )
     places, values = runner.rows.changes()[2:]
     assert values.tolist() == list(range(20))
     assert np.unique(places).size == places.size == 20
@@ -209,9 +216,14 @@ def test_a_third_plan_and_tickets_out_of_order_are_refused(llama: Pair) -> None:
 
 def test_no_row_has_the_null_page(llama: Pair) -> None:
     row = NewRow(
-        row=0, epoch=1, request_id="0", token_ids=b"\1\0\0\0", num_prompt_tokens=1, sampling=SamplingState(),
+        row=0,
+        epoch=1,
+        request_id="0",
+        token_ids=b"\1\0\0\0",
+        num_prompt_tokens=1,
+        sampling=SamplingState(),
         blocks=((NUM_BLOCKS,),),
-    )  # fmt: skip
+    )
     plan = StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(1,), starts=(0,), counts=(1,), new_rows=(row,))
     with pytest.raises(PlanError, match=f"block {NUM_BLOCKS} of {NUM_BLOCKS} was named"):
         device_runner(llama).launch(plan)
@@ -233,9 +245,7 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, s
         return found
 
     vocab = llama.config.vocab_size
-    alone = host(
-        llama.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=speculation(ScriptedProposer({}, vocab), vocab)), 0
-    )  # fmt: skip
+    alone = host(llama.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=speculation(ScriptedProposer({}, vocab), vocab)), 0)
     truth = {
         (tuple(prompts[row]), options[row].get("seed", 0), 0): alone.tokens[row][len(prompts[row]) :]
         for row in range(4)

@@ -50,9 +50,13 @@ def test_one_wait_for_all_drafts(
     target = Decoder(PLAIN, source, max_model_len=LENGTH)
     cache = KVCache(PLAIN, BLOCKS, BLOCK_SIZE, torch.bfloat16, META, drafter=ONE)
     proposer = PagedProposer(
-        make(target, source), Paging(ONE, cache, torch.bfloat16, batch_invariant=False), cache.draft_layers,
-        Guesser(VOCAB, None, coupled=True, device=META), longest=LENGTH, dtype=torch.bfloat16,
-    )  # fmt: skip
+        make(target, source),
+        Paging(ONE, cache, torch.bfloat16, batch_invariant=False),
+        cache.draft_layers,
+        Guesser(VOCAB, None, coupled=True, device=META),
+        longest=LENGTH,
+        dtype=torch.bfloat16,
+    )
     waits: list[tuple[int, ...]] = []
 
     def waited(values: Tensor) -> np.ndarray[Any, Any]:
@@ -63,10 +67,18 @@ def test_one_wait_for_all_drafts(
     slots, tokens = np.arange(ROWS), torch.zeros(8, LENGTH + 1, dtype=torch.int32, device=META)
     blocks = np.arange(ROWS * 2, dtype=np.int32).reshape(1, ROWS, 2)
     for slot in range(ROWS):
-        proposer.add_row(slot, NewRow(
-            row=slot, epoch=0, request_id="", token_ids=bytes(20), num_prompt_tokens=5, sampling=SamplingState(),
-            blocks=(),
-        ))  # fmt: skip
+        proposer.add_row(
+            slot,
+            NewRow(
+                row=slot,
+                epoch=0,
+                request_id="",
+                token_ids=bytes(20),
+                num_prompt_tokens=5,
+                sampling=SamplingState(),
+                blocks=(),
+            ),
+        )
     starts, counts = np.zeros(ROWS, dtype=np.int64), np.full(ROWS, 5)
     hidden = torch.zeros(5 * ROWS, PLAIN.hidden_size, dtype=torch.bfloat16, device=META)
     proposer.observe(Observation(slots, starts, counts, hidden, tokens, blocks))
@@ -81,13 +93,25 @@ def test_tokens_that_the_host_knows_are_there_before_anybody_drafts() -> None:
     device = AbsentGpu()
     device.torch_device = torch.device("cpu")
     rows = DeviceRows(
-        max_model_len=LENGTH, block_size=BLOCK_SIZE, num_groups=1, device=device, staging=Staging(device, 3), slots=2,
+        max_model_len=LENGTH,
+        block_size=BLOCK_SIZE,
+        num_groups=1,
+        device=device,
+        staging=Staging(device, 3),
+        slots=2,
         null_page=BLOCKS - 1,
-    )  # fmt: skip
-    rows.add(NewRow(
-        row=7, epoch=0, request_id="", token_ids=np.array([3, 4], "<i4").tobytes(), num_prompt_tokens=2,
-        sampling=SamplingState(), blocks=((0,),),
-    ))  # fmt: skip
+    )
+    rows.add(
+        NewRow(
+            row=7,
+            epoch=0,
+            request_id="",
+            token_ids=np.array([3, 4], "<i4").tobytes(),
+            num_prompt_tokens=2,
+            sampling=SamplingState(),
+            blocks=((0,),),
+        )
+    )
     rows.append_known(7, [5, 6])
     rows.settle()
     assert rows.tokens[rows.slot(7), :4].tolist() == [3, 4, 5, 6]

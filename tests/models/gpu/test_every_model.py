@@ -45,10 +45,14 @@ def serve(folder: Path, **settings: Any) -> None:
     tickets, tokens = [], 0
     for step, rows in enumerate(spans):
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=tuple(rows), epochs=(0,) * len(rows),
-            starts=tuple(start for start, _ in rows.values()), counts=tuple(count for _, count in rows.values()),
+            step=step,
+            engine_epoch=0,
+            rows=tuple(rows),
+            epochs=(0,) * len(rows),
+            starts=tuple(start for start, _ in rows.values()),
+            counts=tuple(count for _, count in rows.values()),
             new_rows=tuple(new_row(row, ready) for row, (start, _) in rows.items() if start == 0),
-        )  # fmt: skip
+        )
         tickets.append(worker.launch(plan))
         if len(tickets) == 2:
             tokens += len(worker.collect(tickets.pop(0)).tokens)
@@ -63,9 +67,14 @@ def new_row(row: int, ready: WorkerReady) -> NewRow:
         tuple(range((row * groups + group) * PER_ROW, (row * groups + group + 1) * PER_ROW)) for group in range(groups)
     )
     return NewRow(
-        row=row, epoch=0, request_id="", token_ids=array("i", range(count)).tobytes(), num_prompt_tokens=count,
-        sampling=SamplingState(temperature=float(row), top_p=0.9), blocks=blocks,
-    )  # fmt: skip
+        row=row,
+        epoch=0,
+        request_id="",
+        token_ids=array("i", range(count)).tobytes(),
+        num_prompt_tokens=count,
+        sampling=SamplingState(temperature=float(row), top_p=0.9),
+        blocks=blocks,
+    )
 
 
 def write_family(folder: Path, name: str) -> Path:

@@ -91,9 +91,14 @@ def test_a_step_is_filled_up_once_for_all_layers(products: list[int], monkeypatc
             decoder = Decoder(PLAIN, AbsentWeights(), max_model_len=64)
         plan = triton_planner(PLAIN, 8, torch.bfloat16, invariant=True)
         runner = CudaRunner(
-            decoder, KVCache(PLAIN, 9, 8, torch.bfloat16, CUDA), AbsentGpu(), max_model_len=64, slots=32, plan=plan,
+            decoder,
+            KVCache(PLAIN, 9, 8, torch.bfloat16, CUDA),
+            AbsentGpu(),
+            max_model_len=64,
+            slots=32,
+            plan=plan,
             capture_sizes=(32,),
-        )  # fmt: skip
+        )
         monkeypatch.setattr(linear_kernel, "in_fixed_tiles", lambda x, run: given.append(x.shape[0]) or cut(x, run))
         warm_up_graph(runner, GraphKey(32))
     in_layers = 4 * PLAIN.num_layers

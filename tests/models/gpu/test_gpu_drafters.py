@@ -91,9 +91,12 @@ async def test_texts_are_the_same_with_drafts(
     monkeypatch.setattr(CudaRunner, "launch", lambda self, plan: runners.add(type(self)) or launch(self, plan))
     folder = home / ("target" if method == "draft_model" else method)
     wanted = {
-        "method": method, "model": str(folder), "num_speculative_tokens": sum(widths) or 3, "adaptive": False,
+        "method": method,
+        "model": str(folder),
+        "num_speculative_tokens": sum(widths) or 3,
+        "adaptive": False,
         "draft_sample_method": "probabilistic",
-    }  # fmt: skip
+    }
     if widths:
         wanted["tree_widths"] = list(widths)
     got = await answers(home / "target", wanted)

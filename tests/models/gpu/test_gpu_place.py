@@ -24,16 +24,26 @@ def load(folder: Path, **settings: Any) -> tuple[ModelWorker, WorkerReady]:
 
 def answer(worker: ModelWorker, steps: int) -> list[int]:
     new = NewRow(
-        row=0, epoch=1, request_id="0", token_ids=b"".join(n.to_bytes(4, "little") for n in range(1, 8)),
-        num_prompt_tokens=7, sampling=SamplingState(temperature=0.0), blocks=((0, 1),),
-    )  # fmt: skip
+        row=0,
+        epoch=1,
+        request_id="0",
+        token_ids=b"".join(n.to_bytes(4, "little") for n in range(1, 8)),
+        num_prompt_tokens=7,
+        sampling=SamplingState(temperature=0.0),
+        blocks=((0, 1),),
+    )
     tickets, tokens = [], list[int]()
     for step in range(steps):
         begin, count = (0, 7) if step == 0 else (6 + step, 1)
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=(0,), epochs=(1,), starts=(begin,), counts=(count,),
+            step=step,
+            engine_epoch=0,
+            rows=(0,),
+            epochs=(1,),
+            starts=(begin,),
+            counts=(count,),
             new_rows=(new,) if step == 0 else (),
-        )  # fmt: skip
+        )
         tickets.append(worker.launch(plan))
         if len(tickets) == 2:
             tokens += worker.collect(tickets.pop(0)).tokens

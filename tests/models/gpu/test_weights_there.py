@@ -38,13 +38,15 @@ def there(*tensors: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_a_kind_stands_for(name: str) -> None:
+def test_each_kind_of_weight_can_be_cut_joined_and_dequantized_on_a_device(name: str) -> None:
     with absent_gpu():
         weight = moved(ALL[name], CUDA)
         assert isinstance(weight, QuantizedWeight)
         parts: Sequence[QuantizedWeight] = (
-            weight, weight.rows(slice(3, 7)), weight.rows(torch.zeros(5, dtype=torch.int64, device=CUDA))
-        )  # fmt: skip
+            weight,
+            weight.rows(slice(3, 7)),
+            weight.rows(torch.zeros(5, dtype=torch.int64, device=CUDA)),
+        )
         joined = merge([weight, weight])
         assert isinstance(joined, QuantizedWeight)
         for part in (*parts, joined):

@@ -21,13 +21,30 @@ FILES = {
 }
 UNREAD = dict.fromkeys(
     (
-        "pytorch_model.bin", "modeling_custom.py", "README.md", "onnx/config.json", "trainer_state.json", "vocab.json",
-        "merges.txt", "tokenizer.model", "consolidated.safetensors", "adapter_model.safetensors", "tf_model.h5",
-        "onnx/model.onnx", "a.pth", "b.ckpt", "c.pt", "original/model.safetensors", "preprocessor_config.json",
-        "evil/1_Pooling/config.json", "2_Dense/model.safetensors", "optimizer.safetensors", ".gitattributes",
+        "pytorch_model.bin",
+        "modeling_custom.py",
+        "README.md",
+        "onnx/config.json",
+        "trainer_state.json",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "consolidated.safetensors",
+        "adapter_model.safetensors",
+        "tf_model.h5",
+        "onnx/model.onnx",
+        "a.pth",
+        "b.ckpt",
+        "c.pt",
+        "original/model.safetensors",
+        "preprocessor_config.json",
+        "evil/1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+        "optimizer.safetensors",
+        ".gitattributes",
     ),
     b"never fetched",
-)  # fmt: skip
+)
 
 
 def blobs(tmp_path: Path) -> Path:

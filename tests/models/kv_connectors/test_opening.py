@@ -81,7 +81,7 @@ def test_without_connectors_nothing_is_read(tmp_path: Path) -> None:
     assert open_connectors(EngineConfig(), CONTEXT) == []
 
 
-def test_nobody_takes_the_name_of_a_tier(tmp_path: Path, plug_ins: None) -> None:
+def test_a_connector_with_the_name_of_a_tier_is_refused(tmp_path: Path, plug_ins: None) -> None:
     with pytest.raises(ConfigError, match="'disk' is the name of a tier"):
         open_connectors(config(tmp_path, {"kv_connector": "disk"}), CONTEXT)
 

@@ -122,7 +122,7 @@ def test_what_is_not_the_block_that_was_put_is_a_miss(
         read(store, 0)
 
 
-def test_what_it_writes_after_its_answer_harms_nobody(
+def test_bytes_that_a_plug_in_writes_after_its_answer_are_not_read(
     store: PlugInStore, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[memoryview] = []
@@ -172,7 +172,7 @@ def test_any_other_answer_is_an_error(
     ],
 )
 @pytest.mark.parametrize("name", ["contains", "put", "get", "reset", "probe"])
-def test_whatever_it_raises_is_an_error_in_plain_words(
+def test_every_exception_of_a_plug_in_becomes_a_store_error_in_plain_words(
     store: PlugInStore, kept: Kept, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException, said: str
 ) -> None:
     calls: dict[str, Callable[[], object]] = {

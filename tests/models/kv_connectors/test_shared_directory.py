@@ -229,9 +229,15 @@ def test_strangers_are_left_alone_and_not_counted(connect: Open, tmp_path: Path)
     (elsewhere / named).write_bytes(b"else")
     (ours.parent / "ff").symlink_to(elsewhere)
     strangers = [
-        tmp_path / "main.kv", tmp_path / named, tmp_path / "screens" / "main.kv", tmp_path / "a1" / named,
-        ours.parent / named, ours / "main.kv", ours / "deeper" / named, elsewhere / named,
-    ]  # fmt: skip
+        tmp_path / "main.kv",
+        tmp_path / named,
+        tmp_path / "screens" / "main.kv",
+        tmp_path / "a1" / named,
+        ours.parent / named,
+        ours / "main.kv",
+        ours / "deeper" / named,
+        elsewhere / named,
+    ]
     for path in strangers:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(4 * FRAME))
@@ -244,7 +250,7 @@ def test_strangers_are_left_alone_and_not_counted(connect: Open, tmp_path: Path)
     assert store.use().used_bytes > 8 * FRAME
 
 
-def test_what_another_user_s_engines_keep_to_themselves_disables_nothing(
+def test_an_unreadable_folder_of_another_user_disables_nothing(
     connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs, listdir = tmp_path / ("ab" * 16), os.listdir

@@ -36,9 +36,14 @@ def load(folder: Path, **settings: object) -> tuple[ModelWorker, WorkerReady]:
 
 def new_row(row: int, tokens: tuple[int, ...], blocks: tuple[int, ...]) -> NewRow:
     return NewRow(
-        row=row, epoch=0, request_id="", token_ids=np.array(tokens, "<i4").tobytes(), blocks=(blocks,),
-        num_prompt_tokens=len(tokens), sampling=SamplingState(temperature=0.0),
-    )  # fmt: skip
+        row=row,
+        epoch=0,
+        request_id="",
+        token_ids=np.array(tokens, "<i4").tobytes(),
+        blocks=(blocks,),
+        num_prompt_tokens=len(tokens),
+        sampling=SamplingState(temperature=0.0),
+    )
 
 
 def step(worker: ModelWorker, row: int, start: int, count: int, **parts: object) -> StepResult:
@@ -56,9 +61,9 @@ def generate(worker: ModelWorker, row: int, blocks: tuple[int, ...], *, start: i
 
 
 def forget(worker: ModelWorker, row: int) -> None:
-    worker.collect(worker.launch(StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(row,)
-    )))  # fmt: skip
+    worker.collect(
+        worker.launch(StepPlan(step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(row,)))
+    )
 
 
 @pytest.mark.parametrize("poison", ["off", "nan", "0x7f"])
@@ -96,9 +101,14 @@ def test_a_block_may_be_given_away_in_the_plan_that_stores_it(folder: Path) -> N
         stores = [move("store", block=block, place=block) for block in range(FULL)]
         other = tuple(range(60 + turn, 76 + turn))
         result = step(
-            worker, 100 + turn, 0, len(other), freed_rows=(0,) if not turn else (99 + turn,), transfers=tuple(stores),
+            worker,
+            100 + turn,
+            0,
+            len(other),
+            freed_rows=(0,) if not turn else (99 + turn,),
+            transfers=tuple(stores),
             new_rows=(new_row(100 + turn, other, tuple(range(6))),),
-        )  # fmt: skip
+        )
         driver.see(result)
         driver.ok(*(move("load", block=10 + index, place=index) for index in range(FULL)))
         assert all(driver.done[asked.transfer].ok for asked in stores)
@@ -115,9 +125,7 @@ def test_a_freed_block_is_stored_as_it_was(folder: Path, poison: str) -> None:
     driver = Driver(worker)
     expected = generate(worker, 0, tuple(range(6)))
     stores = tuple(move("store", block=block, place=block) for block in range(FULL))
-    plan = StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(0,), transfers=stores
-    )  # fmt: skip
+    plan = StepPlan(step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(0,), transfers=stores)
     driver.see(worker.collect(worker.launch(plan)))
     driver.ok(*(move("load", block=6 + index, place=index) for index in range(FULL)))
     assert generate(worker, 1, tuple(range(6, 12)), start=len(PROMPT) - 1) == expected
@@ -160,10 +168,17 @@ def test_the_host_tier_outlives_a_light_sleep_only(folder: Path) -> None:
 def test_after_a_fault_nothing_old_is_answered(folder: Path) -> None:
     worker, _ = load(folder)
     generate(worker, 0, tuple(range(6)))
-    transfers_of(worker).begin(StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(),
-        transfers=tuple(move("store", block=block % 24, place=block) for block in range(100)),
-    ))  # fmt: skip
+    transfers_of(worker).begin(
+        StepPlan(
+            step=0,
+            engine_epoch=0,
+            rows=(),
+            epochs=(),
+            starts=(),
+            counts=(),
+            transfers=tuple(move("store", block=block % 24, place=block) for block in range(100)),
+        )
+    )
     worker.reset()
     assert transfers_of(worker).collect(idle=True).transfers == ()
     driver = Driver(worker)

@@ -29,12 +29,31 @@ FORMAT = {
 def tiny() -> transformers.DeepseekV3ForCausalLM:
     torch.manual_seed(3)
     config = transformers.DeepseekV3Config(
-        vocab_size=320, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8,
-        num_key_value_heads=8, max_position_embeddings=128, initializer_range=0.2, bos_token_id=None,
-        eos_token_id=None, pad_token_id=0, kv_lora_rank=256, q_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32,
-        v_head_dim=64, n_routed_experts=2, n_shared_experts=1, num_experts_per_tok=1, moe_intermediate_size=64,
-        first_k_dense_replace=2, n_group=1, topk_group=1, num_nextn_predict_layers=0,
-    )  # fmt: skip
+        vocab_size=320,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        kv_lora_rank=256,
+        q_lora_rank=64,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        n_routed_experts=2,
+        n_shared_experts=1,
+        num_experts_per_tok=1,
+        moe_intermediate_size=64,
+        first_k_dense_replace=2,
+        n_group=1,
+        topk_group=1,
+        num_nextn_predict_layers=0,
+    )
     return transformers.DeepseekV3ForCausalLM(config).eval()
 
 

@@ -9,9 +9,12 @@ from troupellm.models.config.hf_config import ConfigReader, rope_config
 from troupellm.models.layers.rope import rope_frequencies, rope_tables
 
 LONG = {
-    "rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1.0 + 0.1 * i for i in range(8)],
-    "long_factor": [2.0 + 0.5 * i for i in range(8)], "rope_theta": 10000.0,
-}  # fmt: skip
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    "rope_theta": 10000.0,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 SCALINGS = {
     "linear": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
@@ -47,9 +50,12 @@ def test_the_trained_length_beside_the_section_goes_first_where_it_is_asked_for(
     """Published files have it in the section, beside it, or both."""
     scaling = {**SCALINGS[kind], "original_max_position_embeddings": 64}
     reference = transformers.LlamaConfig(
-        hidden_size=64, num_attention_heads=4, max_position_embeddings=256, original_max_position_embeddings=128,
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        original_max_position_embeddings=128,
         rope_parameters=dict(scaling),
-    )  # fmt: skip
+    )
     values = {**reference.to_dict(), "original_max_position_embeddings": 128, "rope_parameters": scaling}
     expected, amplitude = ROPE_INIT_FUNCTIONS[kind](reference, torch.device("cpu"), seq_len=512)
     got, factor = rope_frequencies(rope_config(ConfigReader(values), 16), 16, 512)

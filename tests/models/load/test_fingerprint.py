@@ -44,7 +44,7 @@ def test_the_same_model_anywhere_has_the_same_one(folder: Path, tmp_path: Path) 
     assert told(folder, tmp_path / "secret") == told(copy, tmp_path / "another secret") != ""
 
 
-def test_nobody_pays_for_it_who_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_not_digested_where_no_blocks_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "files_digest", lambda files: pytest.fail("weights were digested"))
     assert told(folder, None) == ""
 

@@ -16,12 +16,26 @@ from troupellm.tests.support.quantized.quantized_llama import load
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(2)
     config = transformers.Phi3Config(
-        vocab_size=288, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=0,
-        bos_token_id=None, eos_token_id=None, tie_word_embeddings=False,
-        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8,
-                         "long_factor": [2.0] * 8, "original_max_position_embeddings": 32},
-    )  # fmt: skip
+        vocab_size=288,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 32,
+        },
+    )
     path = tmp_path_factory.mktemp("phi")
     transformers.Phi3ForCausalLM(config).save_pretrained(path)
     return path
@@ -46,8 +60,16 @@ def test_long_factors_for_all_lengths_are_told(folder: Path, context: int, told:
     ],
 )
 def test_slow_attention_is_told(device: str, latent: int, invariant: bool, told: bool) -> None:
-    needs = Needs(torch.device(device), torch.bfloat16, 16, 1, 576 if latent else 128, 16, latent=latent,
-                  batch_invariant=invariant)  # fmt: skip
+    needs = Needs(
+        torch.device(device),
+        torch.bfloat16,
+        16,
+        1,
+        576 if latent else 128,
+        16,
+        latent=latent,
+        batch_invariant=invariant,
+    )
     fast = "triton" if installed() else "sdpa"
     slow = f"attention: reference, token by token and without graphs for batch_invariant: much slower than {fast}"
     chosen = choose(needs)

@@ -108,17 +108,19 @@ def test_no_room_at_all(folder: Path) -> None:
 
 
 def test_weights_are_counted_exactly(tmp_path: Path) -> None:
-    for number, config in enumerate((
-        transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
-        transformers.Qwen2Config(**SIZES, tie_word_embeddings=True),
-        transformers.Qwen3Config(**SIZES, head_dim=32),
-        transformers.MixtralConfig(**SIZES, num_local_experts=4),
-        transformers.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=24, mlp_only_layers=[0]),
-        transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32),
-        transformers.GptOssConfig(**SIZES, num_local_experts=4, head_dim=16),
-        transformers.DeepseekV2Config(**LATENT, q_lora_rank=None),
-        transformers.DeepseekV2Config(**LATENT, q_lora_rank=24, attention_bias=True, first_k_dense_replace=1),
-    )):  # fmt: skip
+    for number, config in enumerate(
+        (
+            transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+            transformers.Qwen2Config(**SIZES, tie_word_embeddings=True),
+            transformers.Qwen3Config(**SIZES, head_dim=32),
+            transformers.MixtralConfig(**SIZES, num_local_experts=4),
+            transformers.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=24, mlp_only_layers=[0]),
+            transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32),
+            transformers.GptOssConfig(**SIZES, num_local_experts=4, head_dim=16),
+            transformers.DeepseekV2Config(**LATENT, q_lora_rank=None),
+            transformers.DeepseekV2Config(**LATENT, q_lora_rank=24, attention_bias=True, first_k_dense_replace=1),
+        )
+    ):
         model = transformers.AutoModelForCausalLM.from_config(config)
         model.save_pretrained(tmp_path / str(number))
         counted = weight_count(describe_model(tmp_path / str(number)))

@@ -163,9 +163,16 @@ def test_experts_of_a_gguf_file_count_as_they_are_held() -> None:
 def test_experts_in_mxfp4_count_as_they_are_stored(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     config = transformers.GptOssConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, num_local_experts=8, max_position_embeddings=128,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=8,
+        max_position_embeddings=128,
+    )
     model = transformers.GptOssForCausalLM(config).bfloat16()
     model.save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")

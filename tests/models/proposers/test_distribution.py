@@ -119,9 +119,10 @@ def texts(
     """The tokens of every row [rows, prompt + tokens]."""
     proposer = make_proposer(kind)
     runner = ModelRunner(
-        *toy, max_model_len=14 * 16,
+        *toy,
+        max_model_len=14 * 16,
         speculation=lambda rows, row_options, guides: Speculator(proposer, rows, row_options, VOCAB),
-    )  # fmt: skip
+    )
     host = SpeculativeHost(runner, 0 if kind == "none" else DRAFTS)
     for row in range(ROWS):
         host.add(row, PROMPT, **{"temperature": 1.0, "seed": row, **options})

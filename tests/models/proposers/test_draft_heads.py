@@ -28,8 +28,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("heads") / "target")
 
 
-def drafts_of(step: Callable[[torch.Tensor, list[int]], torch.Tensor], first: torch.Tensor,
-              score: Callable[[torch.Tensor], torch.Tensor], tokens: list[int], count: int) -> list[int]:  # fmt: skip
+def drafts_of(
+    step: Callable[[torch.Tensor, list[int]], torch.Tensor],
+    first: torch.Tensor,
+    score: Callable[[torch.Tensor], torch.Tensor],
+    tokens: list[int],
+    count: int,
+) -> list[int]:
     """A chain by a head that is computed anew for every draft.
 
     Args:

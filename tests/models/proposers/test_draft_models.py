@@ -63,9 +63,10 @@ def test_a_draft_model_with_yarn_drafts_as_far_as_its_factor_stretches(
 ) -> None:
     small = write_tiny_model(tmp_path / "small")
     stretched = {
-        **json.loads((small / "config.json").read_text()), "max_position_embeddings": 40,
+        **json.loads((small / "config.json").read_text()),
+        "max_position_embeddings": 40,
         "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    }  # fmt: skip
+    }
     (small / "config.json").write_text(json.dumps(stretched))
     bench = DraftBench(folders[0], SpeculativeConfig(method="draft_model", model=str(small)))
     for slot, length in enumerate((20, 100, 140)):

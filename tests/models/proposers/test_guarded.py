@@ -24,8 +24,11 @@ async def test_a_plug_in_that_fails_is_not_asked_again(
     async with tiny_engine() as engine:
         right = await tokens_of(engine)
     wanted = {
-        "method": "custom", "custom_class": f"{DRAFTS}:{kind}", "num_speculative_tokens": 3, "adaptive": False,
-    }  # fmt: skip
+        "method": "custom",
+        "custom_class": f"{DRAFTS}:{kind}",
+        "num_speculative_tokens": 3,
+        "adaptive": False,
+    }
     with caplog.at_level(logging.ERROR, "troupellm.worker"):
         async with tiny_engine(speculative_config=wanted) as engine:
             assert await tokens_of(engine) == right

@@ -37,9 +37,11 @@ def test_a_model_drafts_with_its_own_layer(model: tuple[Path, Any, dict[str, tor
             mask = torch.full((len(x), len(x)), -torch.inf).triu(1)[None, None]
             positions = torch.arange(len(x))[None]
             out = body.layers[LAYERS](
-                x[None], attention_mask=mask, position_ids=positions,
+                x[None],
+                attention_mask=mask,
+                position_ids=positions,
                 position_embeddings=body.rotary_emb(x[None], positions),
-            )  # fmt: skip
+            )
             last = normed((out if isinstance(out, torch.Tensor) else out[0])[0, -1:], more["shared_head.norm.weight"])
             assert draft == int(reference.lm_head(last).argmax())
             tokens.append(draft)

@@ -72,7 +72,7 @@ def test_a_row_grows_and_its_slot_is_given_away() -> None:
     assert guess(made, 0, [8, 3, 4, 6, 3, 4], 1) == [6]
 
 
-def test_who_was_not_asked_for_long_drafts_from_all_that_was_said_meanwhile() -> None:
+def test_a_row_that_was_not_asked_for_long_drafts_from_its_whole_text() -> None:
     made, suffixes = proposer(2, 4), suffix_proposer()
     said = list(range(20, 60))
     for each in (made, suffixes):

@@ -15,9 +15,14 @@ from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 CONTEXT = ProposerContext(
-    decoder=cast(Any, None), cache=cast(Any, None), folder=Path(), model=ModelConfig(model="x"), dtype=torch.float32,
-    max_model_len=512, max_num_seqs=4,
-)  # fmt: skip
+    decoder=cast(Any, None),
+    cache=cast(Any, None),
+    folder=Path(),
+    model=ModelConfig(model="x"),
+    dtype=torch.float32,
+    max_model_len=512,
+    max_num_seqs=4,
+)
 PLUG_IN = """
 from troupellm.models.proposers.ngram import NgramProposer
 from troupellm.protocol.errors import ConfigError

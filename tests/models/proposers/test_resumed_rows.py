@@ -132,9 +132,12 @@ def test_rows_draft_from_what_was_seen_before_and_after(
     ],
 )
 def test_shared_blocks_count_where_somebody_was_followed_who_wrote_them(
-    target: Path, tmp_path: Path, make: Callable[[Path, Path], tuple[DraftBench, States, Step, States]],
-    shown: tuple[bool, ...], before: list[range],
-) -> None:  # fmt: skip
+    target: Path,
+    tmp_path: Path,
+    make: Callable[[Path, Path], tuple[DraftBench, States, Step, States]],
+    shown: tuple[bool, ...],
+    before: list[range],
+) -> None:
     bench, states_of, head, score = make(target, tmp_path / "head")
     words = text(50)
     first = bench.add(0, words[:30], range(40))
@@ -173,9 +176,13 @@ def test_shared_blocks_count_where_somebody_was_followed_who_wrote_them(
     ],
 )
 def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
-    target: Path, tmp_path: Path, make: Callable[[Path, Path], tuple[DraftBench, States, Step, States]],
-    steps: tuple[tuple[int, bool], ...], shared: int, before: int,
-) -> None:  # fmt: skip
+    target: Path,
+    tmp_path: Path,
+    make: Callable[[Path, Path], tuple[DraftBench, States, Step, States]],
+    steps: tuple[tuple[int, bool], ...],
+    shared: int,
+    before: int,
+) -> None:
     bench, states_of, head, score = make(target, tmp_path / "head")
     words = text(50)
     first = bench.add(0, words[:30], range(40))
@@ -254,9 +261,14 @@ def test_trees_grow_behind_a_gap_beside_rows_without_one(target: Path, tmp_path:
 
 @torch.inference_mode()
 def likeliest(
-    bench: DraftBench, row: Row, places: list[int], states_of: States, head: Step, score: States,
+    bench: DraftBench,
+    row: Row,
+    places: list[int],
+    states_of: States,
+    head: Step,
+    score: States,
     widths: tuple[int, ...],
-) -> set[tuple[int, ...]]:  # fmt: skip
+) -> set[tuple[int, ...]]:
     """Paths of a tree that the head grows by itself, from entries at some positions of a row."""
     first = states_of(bench.aux(row.tokens[:-1]))[places]
 

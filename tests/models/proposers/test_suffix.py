@@ -13,13 +13,19 @@ OUTPUT = list(range(200, 230))
 
 
 def proposer(
-    *, max_tree_depth: int = 24, max_cached_requests: int = 100, max_spec_factor: float = 1.0,
+    *,
+    max_tree_depth: int = 24,
+    max_cached_requests: int = 100,
+    max_spec_factor: float = 1.0,
     min_token_prob: float = 0.1,
-) -> SuffixProposer:  # fmt: skip
+) -> SuffixProposer:
     return SuffixProposer(
-        max_tree_depth=max_tree_depth, max_cached_requests=max_cached_requests, max_spec_factor=max_spec_factor,
-        min_token_prob=min_token_prob, max_model_len=512,
-    )  # fmt: skip
+        max_tree_depth=max_tree_depth,
+        max_cached_requests=max_cached_requests,
+        max_spec_factor=max_spec_factor,
+        min_token_prob=min_token_prob,
+        max_model_len=512,
+    )
 
 
 def write(made: SuffixProposer, prompt: list[int], output: list[int], *, tenant: str = "", slot: int = 0) -> None:
@@ -46,7 +52,7 @@ def test_drafts_are_as_long_as_the_match_times_the_factor_and_the_depth_allow() 
         assert guess(made, 1, text, 20) == OUTPUT[13 : 13 + wanted], (factor, depth)
 
 
-def test_nobody_is_shown_another_tenants_outputs() -> None:
+def test_drafts_never_come_from_another_tenants_outputs() -> None:
     made = proposer()
     write(made, PROMPT, OUTPUT, tenant="a")
     made.add_row(1, new_row(PROMPT, tenant="b"))

@@ -91,9 +91,12 @@ def _voted(paths: list[list[int]], count: int, least: float) -> tuple[list[int],
 
 def proposer(*, depth: int = 24, factor: float = 1.0, least: float = 0.1, requests: int = 100) -> SuffixProposer:
     return SuffixProposer(
-        max_tree_depth=depth, max_cached_requests=requests, max_spec_factor=factor, min_token_prob=least,
+        max_tree_depth=depth,
+        max_cached_requests=requests,
+        max_spec_factor=factor,
+        min_token_prob=least,
         max_model_len=512,
-    )  # fmt: skip
+    )
 
 
 def write(made: SuffixProposer, prompt: list[int], output: list[int], tenant: str = "") -> None:

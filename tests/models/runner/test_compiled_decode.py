@@ -54,8 +54,15 @@ class Rows:
         self.done[row], self.tokens[row] = 0, list(prompt)
         blocks = self._blocks(row, 0, len(prompt))
         ids = b"".join(token.to_bytes(4, "little") for token in prompt)
-        return NewRow(row=row, epoch=1, request_id=str(row), token_ids=ids, num_prompt_tokens=len(prompt),
-                      sampling=state, blocks=blocks)  # fmt: skip
+        return NewRow(
+            row=row,
+            epoch=1,
+            request_id=str(row),
+            token_ids=ids,
+            num_prompt_tokens=len(prompt),
+            sampling=state,
+            blocks=blocks,
+        )
 
     def _blocks(self, row: int, begin: int, end: int) -> tuple[tuple[int, ...], ...]:
         """New ones of each group for positions from `begin` on before `end`."""
@@ -70,9 +77,16 @@ class Rows:
         changes = [
             RowChange(row=row, appended_blocks=blocks) for row, blocks in grown.items() if blocks and self.done[row]
         ]
-        plan = StepPlan(step=self.step, engine_epoch=0, rows=tuple(counts), epochs=(1,) * len(counts), new_rows=new,
-                        starts=tuple(self.done[row] for row in counts), counts=tuple(counts.values()),
-                        changes=tuple(changes))  # fmt: skip
+        plan = StepPlan(
+            step=self.step,
+            engine_epoch=0,
+            rows=tuple(counts),
+            epochs=(1,) * len(counts),
+            new_rows=new,
+            starts=tuple(self.done[row] for row in counts),
+            counts=tuple(counts.values()),
+            changes=tuple(changes),
+        )
         result = self.runner.run(plan)
         self.step += 1
         tokens = iter(result.tokens)
@@ -109,17 +123,31 @@ def answers(decoder: Decoder, kind: torch.dtype, *, compiled: bool) -> tuple[dic
     for _ in range(5):
         rows.run({3: 1, 1: 1})
     again = rows.submit(2, make_prompt(9, seed=9), STATES[1])
-    again = NewRow(row=2, epoch=2, request_id="again", token_ids=again.token_ids, num_prompt_tokens=9,
-                   sampling=STATES[1], blocks=again.blocks)  # fmt: skip
+    again = NewRow(
+        row=2,
+        epoch=2,
+        request_id="again",
+        token_ids=again.token_ids,
+        num_prompt_tokens=9,
+        sampling=STATES[1],
+        blocks=again.blocks,
+    )
     runner.run(StepPlan(step=90, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(2,)))
-    plan = StepPlan(step=91, engine_epoch=0, rows=(0, 2), epochs=(1, 2), starts=(rows.done[0], 0), counts=(1, 9),
-                    new_rows=(again,))  # fmt: skip
+    plan = StepPlan(
+        step=91, engine_epoch=0, rows=(0, 2), epochs=(1, 2), starts=(rows.done[0], 0), counts=(1, 9), new_rows=(again,)
+    )
     for start in (9, 10):
         first = runner.run(plan)
         rows.tokens[0].append(first.tokens[0])
         rows.tokens[2].append(first.tokens[1])
-        plan = StepPlan(step=83 + start, engine_epoch=0, rows=(0, 2), epochs=(1, 2), counts=(1, 1),
-                        starts=(rows.done[0] + start - 8, start))  # fmt: skip
+        plan = StepPlan(
+            step=83 + start,
+            engine_epoch=0,
+            rows=(0, 2),
+            epochs=(1, 2),
+            counts=(1, 1),
+            starts=(rows.done[0] + start - 8, start),
+        )
     return rows.tokens, rows.calls
 
 
@@ -196,8 +224,9 @@ def test_plans_that_contradict_what_is_known_are_refused(tmp_path: Path) -> None
 
     def refused(reason: str, start: int, epoch: int = 1, row: int = 0, blocks: tuple[int, ...] = ()) -> None:
         changes = (RowChange(row=0, appended_blocks=(blocks,)),) if blocks else ()
-        plan = StepPlan(step=9, engine_epoch=0, rows=(row,), epochs=(epoch,), starts=(start,), counts=(1,),
-                        changes=changes)  # fmt: skip
+        plan = StepPlan(
+            step=9, engine_epoch=0, rows=(row,), epochs=(epoch,), starts=(start,), counts=(1,), changes=changes
+        )
         with pytest.raises(PlanError, match=reason):
             rows.runner.run(plan)
         assert torch.equal(rows.runner.rows.tokens, state[0])

@@ -46,18 +46,29 @@ def runner(folder: Path) -> EncoderRunner:
 
 def row(number: int = 0, text: list[int] = TEXT, **changes: Any) -> NewRow:
     made = NewRow(
-        row=number, epoch=0, request_id="", token_ids=array("i", text).tobytes(), num_prompt_tokens=len(text),
-        sampling=SamplingState(), blocks=((0,),), pooling=STATE,
-    )  # fmt: skip
+        row=number,
+        epoch=0,
+        request_id="",
+        token_ids=array("i", text).tobytes(),
+        num_prompt_tokens=len(text),
+        sampling=SamplingState(),
+        blocks=((0,),),
+        pooling=STATE,
+    )
     return msgspec.structs.replace(made, **changes)
 
 
 def plan(*rows: NewRow, **changes: Any) -> StepPlan:
     counts = tuple(len(new.token_ids) // 4 for new in rows)
     made = StepPlan(
-        step=3, engine_epoch=1, rows=tuple(new.row for new in rows), epochs=(0,) * len(rows),
-        starts=(0,) * len(rows), counts=counts, new_rows=rows,
-    )  # fmt: skip
+        step=3,
+        engine_epoch=1,
+        rows=tuple(new.row for new in rows),
+        epochs=(0,) * len(rows),
+        starts=(0,) * len(rows),
+        counts=counts,
+        new_rows=rows,
+    )
     return msgspec.structs.replace(made, **changes)
 
 

@@ -33,16 +33,26 @@ def load(folder: Path, poison: str = "nan", **settings: object) -> ModelWorker:
 
 def new_row(row: int, blocks: tuple[int, ...], *, tokens: tuple[int, ...] = PROMPT, epoch: int = 0) -> NewRow:
     return NewRow(
-        row=row, epoch=epoch, request_id="", token_ids=np.array(tokens, "<i4").tobytes(), blocks=(blocks,),
-        num_prompt_tokens=len(tokens), sampling=SamplingState(temperature=0.0),
-    )  # fmt: skip
+        row=row,
+        epoch=epoch,
+        request_id="",
+        token_ids=np.array(tokens, "<i4").tobytes(),
+        blocks=(blocks,),
+        num_prompt_tokens=len(tokens),
+        sampling=SamplingState(temperature=0.0),
+    )
 
 
 def step(worker: ModelWorker, spans: dict[int, tuple[int, int]], **parts: object) -> StepResult:
     plan = StepPlan(
-        step=0, engine_epoch=0, rows=tuple(spans), epochs=(0,) * len(spans),
-        starts=tuple(start for start, _ in spans.values()), counts=tuple(count for _, count in spans.values()), **parts,
-    )  # fmt: skip
+        step=0,
+        engine_epoch=0,
+        rows=tuple(spans),
+        epochs=(0,) * len(spans),
+        starts=tuple(start for start, _ in spans.values()),
+        counts=tuple(count for _, count in spans.values()),
+        **parts,
+    )
     return worker.collect(worker.launch(plan))
 
 

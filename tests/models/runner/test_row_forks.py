@@ -30,16 +30,26 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> ModelWorker:
 
 def new_row(row: int, tokens: tuple[int, ...], blocks: tuple[int, ...]) -> NewRow:
     return NewRow(
-        row=row, epoch=0, request_id="", token_ids=np.array(tokens, dtype="<i4").tobytes(), num_prompt_tokens=10,
-        sampling=SamplingState(temperature=0.0, logprobs=2), blocks=(blocks,),
-    )  # fmt: skip
+        row=row,
+        epoch=0,
+        request_id="",
+        token_ids=np.array(tokens, dtype="<i4").tobytes(),
+        num_prompt_tokens=10,
+        sampling=SamplingState(temperature=0.0, logprobs=2),
+        blocks=(blocks,),
+    )
 
 
 def step(worker: ModelWorker, spans: dict[int, tuple[int, int]], **parts: object) -> StepResult:
     plan = StepPlan(
-        step=1, engine_epoch=0, rows=tuple(spans), epochs=(0,) * len(spans),
-        starts=tuple(start for start, _ in spans.values()), counts=tuple(count for _, count in spans.values()), **parts,
-    )  # fmt: skip
+        step=1,
+        engine_epoch=0,
+        rows=tuple(spans),
+        epochs=(0,) * len(spans),
+        starts=tuple(start for start, _ in spans.values()),
+        counts=tuple(count for _, count in spans.values()),
+        **parts,
+    )
     return worker.collect(worker.launch(plan))
 
 
@@ -69,10 +79,13 @@ def test_children_of_one_parent_write_into_blocks_of_their_own(worker: ModelWork
     step(worker, {0: (0, 10)}, new_rows=(new_row(0, PROMPT, (0, 1, 2)),))
     children = new_row(1, (*PROMPT, 41), (0, 1, 3))
     result = step(
-        worker, {1: (10, 1), 0: (10, 1)}, new_rows=(children,), forks=(RowFork(0, 0, 10, 40),),
+        worker,
+        {1: (10, 1), 0: (10, 1)},
+        new_rows=(children,),
+        forks=(RowFork(0, 0, 10, 40),),
         changes=(RowChange(row=0, dropped_blocks=1, appended_blocks=((5,),)),),
         copies=(BlockCopy(0, 2, 3), BlockCopy(0, 2, 5)),
-    )  # fmt: skip
+    )
     for row, token in enumerate(result.tokens):
         assert token == answer(worker, (*PROMPT, 41 - row))[0]
     step(worker, {}, freed_rows=(0, 1))

@@ -72,13 +72,13 @@ def test_a_mark_that_the_model_is_writing_when_the_budget_ends_is_written_to_its
     assert follow(watch(1, ends=(END, (6, 10))), [7, 6, 5, 7, 5, 5, 5]) == [7, 6, 10, 7, 8, 9, 5]
 
 
-def test_what_came_before_the_thinking_begins_no_end():
+def test_tokens_before_the_thinking_do_not_count_as_its_end_mark():
     assert follow(watch(1, (1, 8, 7)), [5, 5, 5, 5]) == [5, 8, 9, 5]
     assert follow(watch(0, (1, 8), inside=True), [5, 5, 5]) == [8, 9, 5]
 
 
 @pytest.mark.parametrize("cut", range(9))
-def test_whoever_comes_later_is_told_the_same(cut):
+def test_a_replayed_sequence_has_the_same_thinking_budget(cut):
     tokens = follow(watch(2), [7, 5, 5, 5, 5, 5, 7, 5, 5])
     again = watch(2)
     again.feed(tokens[:cut])

@@ -14,7 +14,7 @@ from troupellm.models.speculation import drafter
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.tests.support.checkpoints.decoder_pairs import write_tokenizer
+from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
 from troupellm.tests.support.speculation.plain_heads import write_drafters
 
@@ -107,9 +107,12 @@ async def test_a_target_that_drafts_for_itself_is_always_right(home: Path, kept:
 async def test_texts_are_the_same_with_drafts(home: Path, kept: Kept, method: str, sampling: dict[str, Any]) -> None:
     folder = home / ("small" if method == "draft_model" else method)
     wanted = {
-        "method": method, "model": str(folder), "num_speculative_tokens": 3, "adaptive": False,
+        "method": method,
+        "model": str(folder),
+        "num_speculative_tokens": 3,
+        "adaptive": False,
         "draft_sample_method": "probabilistic",
-    }  # fmt: skip
+    }
     settings = SMALL | {"max_num_batched_tokens": 48, "sampling": sampling}
     assert await answers(home / "target", wanted, **settings) == await without_drafts(home / "target", **settings)
     assert sum(drafted for drafted, _ in kept) > 300

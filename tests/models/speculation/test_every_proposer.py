@@ -117,10 +117,17 @@ def drafting(toy: Toy, kind: str) -> Iterator[tuple[WorkerSteps, int]]:
     if "tree_widths" not in wanted:
         wanted["num_speculative_tokens"] = TOKENS - 1
     settings = {
-        "model": str(toy.folder), "device": "cpu", "num_threads": 1, "block_size": BLOCK, "max_model_len": LONGEST,
-        "num_gpu_blocks_override": AT_ONCE * LONGEST // BLOCK + 1, "max_num_seqs": AT_ONCE,
-        "max_num_batched_tokens": AT_ONCE * BLOCK, "max_num_prefill_tokens": 4096, "speculative_config": wanted,
-    }  # fmt: skip
+        "model": str(toy.folder),
+        "device": "cpu",
+        "num_threads": 1,
+        "block_size": BLOCK,
+        "max_model_len": LONGEST,
+        "num_gpu_blocks_override": AT_ONCE * LONGEST // BLOCK + 1,
+        "max_num_seqs": AT_ONCE,
+        "max_num_batched_tokens": AT_ONCE * BLOCK,
+        "max_num_prefill_tokens": 4096,
+        "speculative_config": wanted,
+    }
     worker = ModelWorker(toy.folder)
     try:
         ready = worker.load(EngineConfig.from_flat(settings), lambda progress: None)

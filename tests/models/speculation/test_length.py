@@ -30,9 +30,18 @@ class Run:
     """
 
     def __init__(
-        self, cost: Cost, keep: Callable[[int, int], float], *, steps: int = 600, rows: int = 1, most: int = 8,
-        asking: float = 0.0, offered: float = 1.0, noise: float = 0.0, levels: list[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        cost: Cost,
+        keep: Callable[[int, int], float],
+        *,
+        steps: int = 600,
+        rows: int = 1,
+        most: int = 8,
+        asking: float = 0.0,
+        offered: float = 1.0,
+        noise: float = 0.0,
+        levels: list[int] | None = None,
+    ) -> None:
         source, length = random.Random(7), DraftLength(levels or range(1, most + 1))
         depths = {nodes: depth for depth, nodes in enumerate([0, *(levels or range(1, most + 1))])}
         slots = np.arange(rows)

@@ -91,9 +91,13 @@ class Crowd:
         if length is not None and not rests:
             self.drafting_steps += drafts > 0
             length.learn(
-                slots, drafted, kept, size + drafts + 40 * len(new), took - machine.hidden * (drafts > 0),
+                slots,
+                drafted,
+                kept,
+                size + drafts + 40 * len(new),
+                took - machine.hidden * (drafts > 0),
                 following=machine.following,
-            )  # fmt: skip
+            )
         for place, row in enumerate(rows):
             left[row] = max(0, left[row] - 1 - int(kept[place]))
 

@@ -61,9 +61,10 @@ def make(parts: tuple[Decoder, KVCache], proposer: Proposer | None, **more: Any)
     if proposer is None:
         return ModelRunner(*parts, max_model_len=LENGTH)
     return ModelRunner(
-        *parts, max_model_len=LENGTH,
+        *parts,
+        max_model_len=LENGTH,
         speculation=lambda rows, options, guides: Speculator(proposer, rows, options, LOGITS_WIDTH, **more),
-    )  # fmt: skip
+    )
 
 
 def fill(host: SpeculativeHost, names: Sequence[str]) -> None:
@@ -302,7 +303,7 @@ def test_synthetic_acceptance_has_the_length_that_was_asked_for(parts: tuple[Dec
     assert abs(mean - 3.0) < 0.05
 
 
-def test_what_nodes_of_a_tree_see() -> None:
+def test_each_node_of_a_draft_tree_sees_its_ancestors_in_the_window() -> None:
     drafts = RowDrafts([5, 6, 7, 8, 9, 4], [-1, -1, 0, 2, 3, 1])
     for window in (None, 1, 2, 3, 4, 9):
         paths = [drafts.ancestors(node) for node in range(6)]

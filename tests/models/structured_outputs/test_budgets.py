@@ -180,7 +180,7 @@ def test_masks_are_timed_one_by_one_while_calls_are_slow_and_are_the_same(librar
     assert not backend.fill(matchers, timed)
 
 
-def test_what_a_row_owes_shrinks_with_masks_that_nobody_timed(library, helper, tokenizer):
+def test_the_debt_of_a_row_shrinks_with_untimed_masks(library, helper, tokenizer):
     crowd = Crowd(library, tokenizer, helper)
     for row in range(FEW_MATCHERS + 2):
         crowd.add(row, program("regex", "[a-z]{80,90}"))

@@ -51,7 +51,7 @@ def pieces(tokenizer: Tokenizer, tokens: list[int]) -> set[bytes]:
     return {tokenizer.token_bytes(token) for token in tokens}
 
 
-def test_what_may_come_next(library, tokenizer):
+def test_only_tokens_that_begin_a_choice_are_allowed(library, tokenizer):
     matcher = library.matcher(program("choice", '["yes", "no"]'))
     assert pieces(tokenizer, allowed(library, matcher)) <= {b"y", b"ye", b"yes", b"n", b"no"}
     assert matcher.accept(tokenizer.encode("no", add_special_tokens=False))

@@ -72,18 +72,36 @@ def test_values_are_not_taken_for_schemas(keyword):
 
 
 KEPT = [
-    {"uniqueItems": True}, {"minProperties": 1}, {"maxProperties": 1, "properties": {"a": {}, "b": {}}},
-    {"maxProperties": 1, "properties": {"a": {}}}, {"contains": {}}, {"contains": {"const": 1}, "minContains": 0},
-    {"propertyNames": {"minLength": 1}}, {"propertyNames": {"type": "str"}}, {"propertyNames": {"enum": ["a"]}},
-    {"not": {"type": "null"}}, {"if": {"const": 1}, "then": False}, {"if": {"const": 1}, "else": {"const": 2}},
-    {"dependentRequired": {"if": ["b"]}}, {"dependentRequired": {"a": ["b", "c"]}, "required": ["b"]},
-    {"dependentSchemas": {"a": {"required": ["b"]}}}, {"dependencies": {"a": ["b"]}}, {"unevaluatedItems": False},
-    {"unevaluatedProperties": False, "properties": {"a": {}}}, {"items": [{}], "additionalItems": False},
-    {"patternProperties": {"a": False}}, {"minItems": 1}, {"minLength": 1}, {"type": "str", "uniqueItems": True},
-    {"type": ["array", "null"], "uniqueItems": True}, {"$dynamicRef": "#x"}, {"minItems": "0"}, {"format": 5},
+    {"uniqueItems": True},
+    {"minProperties": 1},
+    {"maxProperties": 1, "properties": {"a": {}, "b": {}}},
+    {"maxProperties": 1, "properties": {"a": {}}},
+    {"contains": {}},
+    {"contains": {"const": 1}, "minContains": 0},
+    {"propertyNames": {"minLength": 1}},
+    {"propertyNames": {"type": "str"}},
+    {"propertyNames": {"enum": ["a"]}},
+    {"not": {"type": "null"}},
+    {"if": {"const": 1}, "then": False},
+    {"if": {"const": 1}, "else": {"const": 2}},
+    {"dependentRequired": {"if": ["b"]}},
+    {"dependentRequired": {"a": ["b", "c"]}, "required": ["b"]},
+    {"dependentSchemas": {"a": {"required": ["b"]}}},
+    {"dependencies": {"a": ["b"]}},
+    {"unevaluatedItems": False},
+    {"unevaluatedProperties": False, "properties": {"a": {}}},
+    {"items": [{}], "additionalItems": False},
+    {"patternProperties": {"a": False}},
+    {"minItems": 1},
+    {"minLength": 1},
+    {"type": "str", "uniqueItems": True},
+    {"type": ["array", "null"], "uniqueItems": True},
+    {"$dynamicRef": "#x"},
+    {"minItems": "0"},
+    {"format": 5},
     {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "$anchor": "y", "$defs": {}},
     *({"type": "string", "format": name} for name in sorted(ENFORCED_FORMATS)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("nothing", [{}, True, {"description": "never"}])
@@ -102,7 +120,7 @@ def test_items_of_short_lists_are_unique_anyway(most):
 
 
 @pytest.mark.parametrize("schema", KEPT)
-def test_what_may_constrain_something_stays(schema):
+def test_keywords_that_may_constrain_stay_in_the_schema(schema):
     assert plain_schema(schema) == schema
 
 

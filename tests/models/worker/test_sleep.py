@@ -44,9 +44,14 @@ def loaded(folder: Path, **settings: Any) -> tuple[ModelWorker, WorkerReady]:
 def first_token(worker: ModelWorker, step: int) -> int:
     prompt = array("i", range(40, 60))
     row = NewRow(
-        row=step, epoch=0, request_id="", token_ids=prompt.tobytes(), num_prompt_tokens=len(prompt),
-        sampling=SamplingState(temperature=0.0), blocks=((0, 1),),
-    )  # fmt: skip
+        row=step,
+        epoch=0,
+        request_id="",
+        token_ids=prompt.tobytes(),
+        num_prompt_tokens=len(prompt),
+        sampling=SamplingState(temperature=0.0),
+        blocks=((0, 1),),
+    )
     plan = StepPlan(step=step, engine_epoch=0, rows=(step,), epochs=(0,), starts=(0,), counts=(20,), new_rows=(row,))
     return worker.collect(worker.launch(plan)).tokens[0]
 

@@ -35,9 +35,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(2)
     config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.4, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        initializer_range=0.4,
+        tie_word_embeddings=True,
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -53,20 +60,38 @@ def worker(folder: Path) -> ModelWorker:
     return load(folder)[0]
 
 
-def new_row(row: int = 0, tokens: tuple[int, ...] = PROMPT, blocks: tuple[int, ...] = (7, 2, 9), *, epoch: int = 0,
-            sampling: SamplingState = GREEDY) -> NewRow:  # fmt: skip
+def new_row(
+    row: int = 0,
+    tokens: tuple[int, ...] = PROMPT,
+    blocks: tuple[int, ...] = (7, 2, 9),
+    *,
+    epoch: int = 0,
+    sampling: SamplingState = GREEDY,
+) -> NewRow:
     ids = np.array(tokens, dtype="<i4").tobytes()
-    return NewRow(row=row, epoch=epoch, request_id=str(row), token_ids=ids, num_prompt_tokens=len(tokens),
-                  sampling=sampling, blocks=(blocks,))  # fmt: skip
+    return NewRow(
+        row=row,
+        epoch=epoch,
+        request_id=str(row),
+        token_ids=ids,
+        num_prompt_tokens=len(tokens),
+        sampling=sampling,
+        blocks=(blocks,),
+    )
 
 
 def step(worker: ModelWorker, spans: dict[int, tuple[int, int]], **parts: object) -> StepResult:
     """spans: row -> (start, count)."""
     epochs = parts.pop("epochs", (0,) * len(spans))
     plan = StepPlan(
-        step=1, engine_epoch=6, rows=tuple(spans), epochs=epochs, starts=tuple(start for start, _ in spans.values()),
-        counts=tuple(count for _, count in spans.values()), **parts,
-    )  # fmt: skip
+        step=1,
+        engine_epoch=6,
+        rows=tuple(spans),
+        epochs=epochs,
+        starts=tuple(start for start, _ in spans.values()),
+        counts=tuple(count for _, count in spans.values()),
+        **parts,
+    )
     ticket = worker.launch(plan)
     assert ticket.step == 1
     return worker.collect(ticket)
@@ -83,7 +108,7 @@ def answer(worker: ModelWorker, row: int, tokens: int, **changes: object) -> lis
     return found
 
 
-def test_what_the_worker_settles_on(folder: Path) -> None:
+def test_the_worker_reports_the_sizes_it_has_chosen(folder: Path) -> None:
     worker, ready, seen = load(folder)
     assert (ready.vocab_width, ready.num_blocks, ready.block_size, ready.max_model_len) == (256, 12, 4, 48)
     assert (ready.device, ready.dtype, ready.architecture) == ("cpu", "float32", "LlamaForCausalLM")

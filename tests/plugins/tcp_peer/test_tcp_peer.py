@@ -314,7 +314,7 @@ def test_a_question_that_is_none_ends_the_connection(producer: TcpPeer, sent: by
 
 
 @pytest.mark.parametrize("cut", [0, 5, tcp_wire.CLAIM.size, tcp_wire.CLAIM.size + 31])
-def test_who_does_not_finish_its_greeting_is_let_go(producer: TcpPeer, cut: int) -> None:
+def test_a_peer_with_an_unfinished_greeting_is_disconnected(producer: TcpPeer, cut: int) -> None:
     assert producer.server is not None
     with socket.create_connection(producer.server.address, timeout=10) as connection:
         _exactly(connection, tcp_wire.GREETING.size)

@@ -43,7 +43,7 @@ def test_a_role_says_which_way_blocks_go() -> None:
         ([{"kv_connector": "x"}] * 9, "at most 8"),
     ],
 )
-def test_what_is_wrong_is_named(given: Any, named: str) -> None:
+def test_a_wrong_kv_transfer_config_is_refused_by_name(given: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named) as raised:
         read_transfer_configs(given)
     assert (raised.value.param or "").startswith("kv_transfer_config")

@@ -32,7 +32,7 @@ def test_an_offloading_size_counts_in_gib_or_as_written(given: float | str | Non
 
 
 @pytest.mark.parametrize("given", ["much", "-1", -1, "nan", "inf", float("nan"), float("inf"), 2**30])
-def test_what_is_no_size(given: float | str) -> None:
+def test_a_wrong_size_is_refused(given: float | str) -> None:
     with pytest.raises(ConfigError, match=r"kv_offloading_size: .* is no size") as raised:
         EngineConfig.from_flat({"kv_offloading_size": given})
     assert raised.value.param == "kv_offloading_size"
@@ -46,7 +46,7 @@ def test_what_is_no_size(given: float | str) -> None:
         ("kv_offload_store_threshold", -1),
     ],
 )  # fmt: skip
-def test_what_does_not_go_is_refused_by_name(name: str, value: object) -> None:
+def test_wrong_offload_settings_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name) as raised:
         EngineConfig.from_flat({name: value})
     assert raised.value.param == name
@@ -64,7 +64,7 @@ NEEDY: dict[str, Any] = {
 
 @pytest.mark.parametrize("size", [None, 0])
 @pytest.mark.parametrize("name", NEEDY)
-def test_what_is_of_no_use_without_host_memory_says_what_is_missing(
+def test_settings_that_need_host_memory_say_so_without_it(
     name: str, size: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value, text = NEEDY[name], f"{name}.* needs kv_offloading_size"
@@ -112,13 +112,23 @@ def test_offload_settings_come_from_flags_and_tables(tmp_path: Path) -> None:
     assert not parse().on
     assert parse("--kv-offloading-size", "4").host_bytes == 4 * GIB
     given = parse(
-        "--kv-offloading-size=512MiB", "--kv-offload-disk-path", "/blocks", "--kv-offload-disk-bytes", "8GiB",
-        "--preemption-mode", "offload", "--kv-offload-timeout", "2",
-    )  # fmt: skip
+        "--kv-offloading-size=512MiB",
+        "--kv-offload-disk-path",
+        "/blocks",
+        "--kv-offload-disk-bytes",
+        "8GiB",
+        "--preemption-mode",
+        "offload",
+        "--kv-offload-timeout",
+        "2",
+    )
     assert given == OffloadConfig(
-        kv_offloading_size="512MiB", kv_offload_disk_path="/blocks", kv_offload_disk_bytes=8 * GIB,
-        preemption_mode="offload", kv_offload_timeout=2.0,
-    )  # fmt: skip
+        kv_offloading_size="512MiB",
+        kv_offload_disk_path="/blocks",
+        kv_offload_disk_bytes=8 * GIB,
+        preemption_mode="offload",
+        kv_offload_timeout=2.0,
+    )
     file = tmp_path / "troupe.toml"
     file.write_text('[offload]\nkv_offloading_size = 2.5\n[kv_transfer_config]\nkv_connector = "shared"\n')
     read = parse("--config", str(file))
@@ -128,14 +138,26 @@ def test_offload_settings_come_from_flags_and_tables(tmp_path: Path) -> None:
 
 def test_plans_and_results_cross_a_process_border() -> None:
     plan = StepPlan(
-        step=1, engine_epoch=2, rows=(), epochs=(), starts=(), counts=(), cancelled=(3,),
+        step=1,
+        engine_epoch=2,
+        rows=(),
+        epochs=(),
+        starts=(),
+        counts=(),
+        cancelled=(3,),
         transfers=(BlockTransfer(1, "store", 0, 0, 7, 2, b"k"), BlockTransfer(2, "fetch", 1, 1, -1, 3, b"l")),
         lookups=(TierLookup(4, 1, (b"k", b"l")),),
-    )  # fmt: skip
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan) == plan
     result = StepResult(
-        step=1, engine_epoch=2, rows=(), epochs=(), token_counts=(), tokens=(),
+        step=1,
+        engine_epoch=2,
+        rows=(),
+        epochs=(),
+        token_counts=(),
+        tokens=(),
         transfers=(TransferDone(1, True, seconds=0.5), TransferDone(2, False, "miss")),
-        found=(LookupDone(4, 1),), tiers=(TierReport(tier=1, disabled="No space left on device", failed=1),),
-    )  # fmt: skip
+        found=(LookupDone(4, 1),),
+        tiers=(TierReport(tier=1, disabled="No space left on device", failed=1),),
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult) == result

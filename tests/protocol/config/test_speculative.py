@@ -113,7 +113,7 @@ def test_a_schedule_bounds_the_drafts_by_the_size_of_the_batch() -> None:
         ({"method": "eagle", "disable_padded_drafter_batch": True}, "disable_padded_drafter_batch", "leave it out"),
     ],
 )
-def test_what_is_refused_names_its_key(keys: dict[str, Any], key: str, text: str) -> None:
+def test_a_refused_speculative_config_names_its_key(keys: dict[str, Any], key: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         read_speculative_config(keys)
     assert caught.value.param == f"speculative_config.{key}" or (caught.value.param or "").startswith(
@@ -123,7 +123,7 @@ def test_what_is_refused_names_its_key(keys: dict[str, Any], key: str, text: str
 
 
 @pytest.mark.parametrize("value", ["{", "[1]", "ngram", "3", 5, ["ngram"]])
-def test_what_is_no_object_is_refused(value: object) -> None:
+def test_a_speculative_config_that_is_no_object_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match="speculative_config") as caught:
         read_speculative_config(value)
     assert caught.value.param == "speculative_config"

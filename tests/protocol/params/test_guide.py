@@ -24,7 +24,7 @@ from troupellm.protocol.params.guide import MAX_SOURCE_BYTES, EarlyEnd, GuidePro
         ({"kind": "regex", "source": "a", "after": "a" * 65}, "x"),
     ],
 )
-def test_what_cannot_be_a_guide(fields, param):
+def test_a_wrong_guide_is_refused_with_its_field(fields, param):
     field = {} if param == "structured_outputs" else {"field": param}
     with pytest.raises(InvalidRequest) as refused:
         GuideSpec(**fields, **field)

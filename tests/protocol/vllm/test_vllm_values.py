@@ -100,5 +100,7 @@ def test_an_assigned_field_is_checked_as_in_the_constructor() -> None:
 
 def test_output_kinds_have_vllms_numbers() -> None:
     assert [(kind.name, kind.value) for kind in RequestOutputKind] == [
-        ("CUMULATIVE", 0), ("DELTA", 1), ("FINAL_ONLY", 2),
-    ]  # fmt: skip
+        ("CUMULATIVE", 0),
+        ("DELTA", 1),
+        ("FINAL_ONLY", 2),
+    ]

@@ -145,7 +145,7 @@ class Harmful:
         msgspec.msgpack.encode(msgspec.msgpack.Ext(5, b"x")),
     ],
 )
-def test_what_is_no_message_is_refused(payload: bytes) -> None:
+def test_a_frame_that_is_no_message_is_refused(payload: bytes) -> None:
     with pytest.raises(FrameError):
         assembler().feed(framed(payload))
 

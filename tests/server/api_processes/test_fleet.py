@@ -21,6 +21,7 @@ from troupellm.server.http.listener import bind
 from troupellm.server.http.server import CLOSE_SECONDS
 from troupellm.tests.support.clients.plain_http import NO_TLS
 from troupellm.tests.support.engines.inside import members_of, worker_host_of
+from troupellm.tests.support.environment.hand_clock import HandClock
 from troupellm.tests.support.servers.serving import server_config
 from troupellm.tests.support.workers.meddler import MARKER, WorkerHosts
 
@@ -156,21 +157,10 @@ async def test_fronts_that_cannot_start_fail_the_opening(tiny_engine: Any, monke
         assert max(restarts.values()) == fleets.INTENSITY.restarts
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
 class MortalFront:
     """Dies after so many seconds of a clock that knows no others; the last one returns."""
 
-    def __init__(self, clock: FakeClock, seconds: float, lives: list[int]) -> None:
+    def __init__(self, clock: HandClock, seconds: float, lives: list[int]) -> None:
         self._clock, self._seconds, self._lives = clock, seconds, lives
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -181,7 +171,7 @@ class MortalFront:
             raise members.ApiProcessDied("it has not been heard of")
 
 
-def supervised(clock: FakeClock, seconds: float, lives: int) -> Supervisor:
+def supervised(clock: HandClock, seconds: float, lives: int) -> Supervisor:
     left = [0] * lives
     build = partial(MortalFront, clock, seconds, left)
     child = Child(name="front-0", build=build, strategy="restart", on_crash=lambda cause, owed: None)
@@ -195,14 +185,14 @@ DEAF_SECONDS = members.DEAF_REPORTS * members.STATUS_SECONDS
 
 @pytest.mark.parametrize("seconds", [0.0, members.GREETING_SECONDS, DEAF_SECONDS, START_SECONDS + DEAF_SECONDS])
 async def test_a_front_that_always_hangs_takes_the_server_down_within_minutes(seconds: float) -> None:
-    clock = FakeClock()
+    clock = HandClock()
     with pytest.raises(members.ApiProcessDied, match="heard of"):
         await supervised(clock, seconds, 1000).run()
     assert clock.time <= 600.0
 
 
 async def test_a_front_that_dies_now_and_then_never_does() -> None:
-    clock = FakeClock()
+    clock = HandClock()
     await supervised(clock, 150.0, 200).run()
     assert clock.time == 201 * 150.0
 

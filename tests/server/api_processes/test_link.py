@@ -42,7 +42,7 @@ async def test_messages_come_in_order_both_ways() -> None:
     await parent.aclose()
 
 
-async def test_what_was_posted_before_the_end_arrives() -> None:
+async def test_messages_posted_before_the_end_arrive() -> None:
     parent, front = await pair()
     front.post(ApiProcessReady())
     await front.aclose()
@@ -67,7 +67,7 @@ async def test_being_cancelled_over_the_opening_of_a_link_is_no_failed_opening()
     await front.aclose()
 
 
-async def test_who_sends_much_waits_for_the_peer() -> None:
+async def test_a_link_with_much_to_send_drains_only_when_its_peer_reads() -> None:
     parent, front = await pair()
     text = b"x" * 1_000_000
     for number in range(3):

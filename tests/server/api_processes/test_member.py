@@ -22,7 +22,7 @@ class Desk:
         return b""
 
 
-async def test_what_is_taken_back_before_it_has_begun_does_not_go_on() -> None:
+async def test_an_admin_action_cancelled_before_its_begin_does_not_run() -> None:
     api_process = ApiProcess(cast(Any, Desk()), 0, cast(Any, None))
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:  # which ends when the action has ended

@@ -52,7 +52,7 @@ def test_each_error_has_its_status_and_shape(error, status, kind, code, retry):
 @pytest.mark.parametrize(
     ("error", "code"), [(EngineOverloaded("full"), "slow_down"), (RateLimited("spent"), "rate_limit_exceeded")]
 )
-def test_what_is_too_much_can_be_a_503_for_balancers(error, code):
+def test_overload_can_be_a_503_for_balancers(error, code):
     answer = errors.answer(error, overload_status=503)
     shown = json.loads(answer.body)["error"]
     headers = dict(answer.headers)

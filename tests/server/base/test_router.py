@@ -137,7 +137,7 @@ def test_names_in_a_path_stand_for_one_part_each(stored, method, raw, path, valu
         b"/v1/answers/" + b"x" * 10_000,
     ],
 )
-def test_what_is_no_name_is_no_path(stored, raw):
+def test_paths_with_wrong_names_match_no_route(stored, raw):
     with pytest.raises(HttpError):
         stored.match("GET", raw)
 

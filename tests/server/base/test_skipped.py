@@ -57,7 +57,7 @@ async def test_types_cannot_forge_a_header_or_a_line(told, logged):
     assert logged() == []
 
 
-async def test_what_is_told_and_remembered_is_bounded(told, logged):
+async def test_skipped_kinds_told_and_remembered_are_bounded(told, logged):
     skipped = Skipped()
     kinds = [f"kind_{number}" for number in range(10 * MAX_REMEMBERED)]
     named = told(skipped, kinds)

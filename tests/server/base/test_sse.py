@@ -72,7 +72,7 @@ async def test_stream_has_the_headers_and_ends_with_done(make_wire, make_exchang
 
 
 @pytest.mark.parametrize("text", ["a\u2028b", "\u2029", "\x85é\u0085", "\v\f\x1c\x1d\x1e\r\n", "…\u2027\u202a"])
-async def test_whoever_splits_text_into_lines_gets_whole_events(make_wire, make_exchange, text):
+async def test_a_reader_that_splits_lines_gets_whole_events(make_wire, make_exchange, text):
     wire = make_wire()
     async with open_events(make_exchange(wire), 0) as events:
         await events.send(encoder().text(0, text))

@@ -34,7 +34,7 @@ def test_names_that_could_forge_a_line_are_not_logged(logged):
     assert logged() == []
 
 
-def test_what_is_remembered_is_bounded(logged):
+def test_remembered_unknown_fields_are_bounded(logged):
     unknown = UnknownFields()
     for number in range(10 * MAX_REMEMBERED):
         unknown.report({f"top_{number}": 1}, ChatRequest)

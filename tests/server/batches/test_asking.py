@@ -10,8 +10,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.protocol.api.caller import Caller
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.server.batches.concurrency import Governor, has_room
-from troupellm.server.batches.lines import Bad, Good, Lines, count_lines
-from troupellm.server.batches.run_line import MOST_ATTEMPTS, ask
+from troupellm.server.batches.lines import MOST_ATTEMPTS, Bad, Good, Lines, ask, count_lines
 from troupellm.server.host.internal_requests import Answered
 
 pytestmark = pytest.mark.anyio
@@ -97,9 +96,15 @@ class FakeEngine:
 
     def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(
-            state=self.state, uptime_seconds=0.0, model="", max_model_len=0, open_requests=0,
-            scheduler=self.scheduler, actors=(), **self.told,
-        )  # fmt: skip
+            state=self.state,
+            uptime_seconds=0.0,
+            model="",
+            max_model_len=0,
+            open_requests=0,
+            scheduler=self.scheduler,
+            actors=(),
+            **self.told,
+        )
 
 
 def test_room_is_what_others_leave() -> None:
@@ -132,9 +137,8 @@ async def test_lines_wait_in_line_for_room() -> None:
             group.start_soon(enter, number)
             await checkpoint()
         for expected in ([0, 1], [0, 1, 2], [0, 1, 2, 3]):
-            with anyio.fail_after(5):
-                while entered != expected:  # noqa: ASYNC110 - the governor looks again after a while
-                    await anyio.sleep(0.001)
+            await anyio.wait_all_tasks_blocked()
+            assert entered == expected
             governor.leave()
         governor.leave()
     assert governor.inside == 0

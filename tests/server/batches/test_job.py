@@ -17,7 +17,7 @@ from troupellm.server.batches.job import Job
 from troupellm.server.batches.progress import Progress, unfinished
 from troupellm.server.host.internal_requests import Answered
 from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_schema import STATE
+from troupellm.server.storage.batches_rows import STATE
 from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
@@ -36,9 +36,14 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     file = FileObject(id="file-0", bytes=1, created_at=0, filename="in", purpose="batch")
     await store.add_file("name:alice", file, written)
     batch = Batch(
-        id="batch_0", endpoint=URL, input_file_id="file-0", completion_window="24h", status="validating",
-        created_at=0, expires_at=2**40,
-    )  # fmt: skip
+        id="batch_0",
+        endpoint=URL,
+        input_file_id="file-0",
+        completion_window="24h",
+        status="validating",
+        created_at=0,
+        expires_at=2**40,
+    )
     await store.add_batch("name:alice", batch, None)
     yield store
     await store.close()
@@ -86,7 +91,7 @@ async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: p
     share = Share(OpenGovernor.most, OpenGovernor())  # type: ignore[arg-type]
     (entry,) = await unfinished(store)
     with anyio.fail_after(30):
-        await Job(entry, store, inside, share, store.config, tenant="alice").run()
+        await Job(entry, store, inside, share, tenant="alice").run()
     batch = await store.batch("name:alice", "batch_0")
     assert batch is not None
     assert (batch.status, batch.request_counts.completed) == ("completed", LINES)
@@ -94,7 +99,7 @@ async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: p
     assert inside.callers == {Caller("alice", "name:alice")}
 
 
-async def test_who_only_reads_waits_for_no_other_process(store: Store, tmp_path: Path) -> None:
+async def test_reading_the_store_does_not_wait_for_another_processs_transaction(store: Store, tmp_path: Path) -> None:
     await store.read(lambda database: database.execute("PRAGMA busy_timeout = 0"))
     other = sqlite3.connect(tmp_path / STATE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -21,9 +21,14 @@ class FakeEngine:
 
     def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(
-            state="ready", uptime_seconds=0.0, model="", max_model_len=0, open_requests=0,
-            scheduler=SchedulerSnapshot(), actors=(),
-        )  # fmt: skip
+            state="ready",
+            uptime_seconds=0.0,
+            model="",
+            max_model_len=0,
+            open_requests=0,
+            scheduler=SchedulerSnapshot(),
+            actors=(),
+        )
 
 
 class OpenGovernor:

@@ -78,9 +78,25 @@ def server() -> Iterator[FakeServer]:
 
 def test_quick_chat_with_all_flags(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(
-        ["chat", "--url", server.url, "-q", "good day", "--system-prompt", "be kind", "--max-tokens", "9",
-         "--temperature", "0", "--api-key", "k", "--model-name", "mine", "--stats"]
-    )  # fmt: skip
+        [
+            "chat",
+            "--url",
+            server.url,
+            "-q",
+            "good day",
+            "--system-prompt",
+            "be kind",
+            "--max-tokens",
+            "9",
+            "--temperature",
+            "0",
+            "--api-key",
+            "k",
+            "--model-name",
+            "mine",
+            "--stats",
+        ]
+    )
     out = capsys.readouterr().out
     assert code == 0
     assert out.startswith("good day \n[TTFT ")
@@ -162,7 +178,7 @@ def test_a_reader_that_has_enough_is_no_crash(server: FakeServer) -> None:
         (["-q", "x", "--api-key", "\udcff"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text"),
     ],
 )
-def test_what_cannot_be_sent_is_named(
+def test_a_message_that_cannot_be_sent_is_named(
     server: FakeServer, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
 ) -> None:
     assert main(["chat", "--url", server.url, *arguments]) == 1

@@ -58,7 +58,7 @@ def test_the_file_may_ask_for_the_one_device_that_there_is(tmp_path: Path) -> No
     assert read(file) == (EngineConfig(), ServerConfig(port=1))
 
 
-def test_what_is_said_of_a_flag_of_vllm_in_the_file_names_keys_that_we_have(tmp_path: Path) -> None:
+def test_sentences_on_vllms_flags_in_a_file_name_our_keys(tmp_path: Path) -> None:
     file, known = tmp_path / "troupe.toml", {flag.name for flag in config_flags()}
     for name, sentence in (REFUSED | {"guided-decoding-backend": ""}).items():
         file.write_text(f"{name} = 2\n")

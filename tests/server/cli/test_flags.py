@@ -36,16 +36,28 @@ def test_a_size_with_a_unit_is_read_as_its_bytes(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "k", "4 apples", "1.0001k5", "0.0001k", "-"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match=r".*"):
+def test_a_wrong_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"invalid literal for int|is no whole number"):
         human_int(text)
 
 
 def test_flags_reach_their_sections() -> None:
     engine, server = parse(
-        "--max-model-len", "8k", "--kv_cache_memory_bytes=4GiB", "--no-enable-prefix-caching", "--dtype", "bfloat16",
-        "--api-key", "a", "--api-key", "b", "--port", "0", "--flush-interval", "0.5",
-    )  # fmt: skip
+        "--max-model-len",
+        "8k",
+        "--kv_cache_memory_bytes=4GiB",
+        "--no-enable-prefix-caching",
+        "--dtype",
+        "bfloat16",
+        "--api-key",
+        "a",
+        "--api-key",
+        "b",
+        "--port",
+        "0",
+        "--flush-interval",
+        "0.5",
+    )
     assert engine.model.max_model_len == 8000
     assert engine.model.dtype == "bfloat16"
     assert engine.cache.kv_cache_memory_bytes == 4 * 2**30
@@ -153,7 +165,7 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
         ("model = '\xff'\n", "'utf-8' codec can't decode byte 0xff in position 9: invalid start byte"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_said_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_of_a_config_file_begin_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "troupe.toml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
@@ -226,7 +238,7 @@ def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
     assert not {flag.option.removeprefix("--") for flag in config_flags()} & set(REFUSED)
 
 
-def test_what_is_said_of_missing_flags_names_flags_that_we_have() -> None:
+def test_sentences_on_missing_flags_name_our_flags() -> None:
     named = {name for sentence in REFUSED.values() for name in re.findall(r"--[a-z][a-z-]+", sentence)}
     assert len(named) > 10
     assert named <= {flag.option for flag in config_flags()}
@@ -260,7 +272,7 @@ def test_each_sentence_comes_with_its_flag() -> None:
         (["--cudagraph-capture-sizes.a", "1"], "^--cudagraph-capture-sizes.a .* its whole value, as one JSON object"),
     ],
 )
-def test_whatever_way_a_flag_of_vllm_is_spelt_it_is_recognised(argv: list[str], message: str) -> None:
+def test_flags_of_vllm_are_recognised_in_every_spelling(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         translate(argv)
 
@@ -301,9 +313,7 @@ def test_an_unknown_flag_is_answered_with_the_closest_one(
         ("serve one two", "unrecognized arguments: two"),
     ],
 )
-def test_what_is_like_nothing_is_refused_all_the_same(
-    line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_like_no_other_are_refused(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()) == 2
     assert capsys.readouterr().err == f"troupellm: {message}\n"
 

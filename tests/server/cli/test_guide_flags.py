@@ -47,7 +47,7 @@ def test_a_guide_flag_of_vllm_sets_our_guide_config(argv, settings):
         ("--structured-outputs-config",),
     ],
 )
-def test_what_means_nothing_here(argv):
+def test_a_wrong_structured_outputs_config_is_refused(argv):
     with pytest.raises(ConfigError) as refused:
         parse(*argv)
     assert refused.value.param == "--structured-outputs-config"

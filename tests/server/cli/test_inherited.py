@@ -27,11 +27,17 @@ def test_standard_streams_exist_and_signals_are_heard(closed: str, tmp_path_fact
     command = f'exec "$@" 9>{told} {closed}'
     done = subprocess.run(
         ["/bin/sh", "-c", command, "sh", sys.executable, "-c", _PROGRAM, "9"],
-        input="typed", capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(told.read_text()) == {
-        "first": 3, "code": 7, "blocked": ["SIGUSR1"], "stdin": "" if "<&-" in closed else "typed",
-    }  # fmt: skip
+        "first": 3,
+        "code": 7,
+        "blocked": ["SIGUSR1"],
+        "stdin": "" if "<&-" in closed else "typed",
+    }
     assert done.stdout == ("" if " >&-" in f" {closed}" else "said\n")
     assert done.stderr == ("" if "2>&-" in closed else "complained")

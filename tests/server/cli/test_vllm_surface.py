@@ -40,8 +40,9 @@ def test_trusted_remote_code_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_
     with caplog.at_level(logging.WARNING, logger="troupellm.config"):
         assert parse("--trust-remote-code") == parse("--config", str(file)) == parse()
     assert [message.partition(" is ")[0] for message in caplog.messages] == [
-        "--trust-remote-code", f"{file}: trust_remote_code",
-    ]  # fmt: skip
+        "--trust-remote-code",
+        f"{file}: trust_remote_code",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_yaml_file_is_read_and_the_command_line_counts_before_it(tmp_path: Pat
         ("[" * 2000, ""),
     ],
 )
-def test_what_is_wrong_in_a_yaml_file_is_said_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_of_a_yaml_file_begin_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "c.yml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:

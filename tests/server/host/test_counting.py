@@ -68,7 +68,7 @@ async def test_a_full_line_refuses_and_moves_on(monkeypatch):
     assert await line.run("", 1, work) == work.done
 
 
-async def test_whoever_waits_too_long_is_told_so(monkeypatch):
+async def test_a_count_that_waits_too_long_gets_a_queue_timeout(monkeypatch):
     line, work = Counting(), Work()
     async with anyio.create_task_group() as group:
         for _ in range(PARALLEL):
@@ -82,7 +82,7 @@ async def test_whoever_waits_too_long_is_told_so(monkeypatch):
     assert (work.done, line.inside) == (PARALLEL, 0)
 
 
-async def test_whoever_leaves_the_line_holds_nothing_of_it():
+async def test_a_count_that_leaves_the_line_holds_no_place():
     line, work = Counting(), Work()
     async with anyio.create_task_group() as group:
         for _ in range(PARALLEL):
@@ -98,7 +98,7 @@ async def test_whoever_leaves_the_line_holds_nothing_of_it():
     assert (work.done, line.inside) == (PARALLEL, 0)
 
 
-async def test_what_a_call_raises_reaches_its_caller_and_the_next_one_has_its_turn():
+async def test_an_error_of_a_count_reaches_its_caller_and_frees_its_place():
     line = Counting()
     with pytest.raises(ZeroDivisionError):
         await line.run("", 1, partial(divmod, 1, 0))

@@ -23,9 +23,14 @@ def test_details_of_loading_are_logged_line_by_line(caplog):
 def reasons(step_timeout: float, **snapshot: Any) -> list[str]:
     """Why a host with this engine is not ready; all of its readers are paused where nothing else is said."""
     told = EngineSnapshot(
-        state="ready", uptime_seconds=9000.0, model="m", max_model_len=64, open_requests=0, actors=(),
+        state="ready",
+        uptime_seconds=9000.0,
+        model="m",
+        max_model_len=64,
+        open_requests=0,
+        actors=(),
         **{"scheduler": SchedulerSnapshot(running=3, paused=5), "last_step_age_seconds": 7200.0} | snapshot,
-    )  # fmt: skip
+    )
     worker, scheduler = WorkerConfig(step_timeout=step_timeout), SchedulerConfig(max_num_queued_reqs=4)
     config = EngineConfig(worker=worker, scheduler=scheduler)
     engine: Any = SimpleNamespace(state="ready", config=config, snapshot=lambda: told)

@@ -77,7 +77,7 @@ def test_a_reader_may_widen_both_windows_for_all_that_it_was_sent(frames):
         take(frames, WindowUpdateFrame(0, 70))
 
 
-def test_who_takes_an_answer_byte_by_byte_gets_nothing_for_it(frames):
+def test_window_updates_of_single_bytes_earn_no_credit(frames):
     for _ in range(BURST):
         frames.sent(1, all_there_was=False)
     with pytest.raises(h2.exceptions.DenialOfServiceError):

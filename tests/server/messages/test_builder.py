@@ -26,7 +26,7 @@ def events_of(pieces, *, max_tokens=100, context=12, show_thinking=True, usage=U
     return bodies, builder.message
 
 
-def test_what_came_of_drafts_stands_beside_thoughts():
+def test_accepted_and_rejected_predictions_are_in_the_usage_details():
     drafted = Usage(prompt_tokens=7, completion_tokens=5, draft_steps=2, draft_tokens=6, accepted_draft_tokens=1)
     bodies, message = events_of([Content("He"), Finished("stop")], usage=drafted)
     told = {

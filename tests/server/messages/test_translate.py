@@ -252,7 +252,7 @@ def test_nothing_to_go_on_from_is_an_answer_from_the_start(content):
         ("so", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
     ],
 )
-def test_what_cannot_be_gone_on_from_is_refused(content, fields, param):
+def test_an_answer_that_cannot_be_continued_is_refused(content, fields, param):
     with pytest.raises(InvalidRequest) as caught:
         prefilled(content, **fields)
     assert caught.value.param == param

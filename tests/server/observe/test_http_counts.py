@@ -9,9 +9,7 @@ from troupellm.server.observe.vitals import Vitals, VitalSigns
 
 def samples(text: bytes) -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(text.decode())
-    return {
-        (sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples
-    }  # fmt: skip
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
 
 
 def test_counts_of_several_processes_add_up_and_nothing_counts_twice() -> None:

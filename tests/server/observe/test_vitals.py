@@ -14,9 +14,15 @@ from troupellm.server.serve.http_side import LocalSide
 
 def snapshot(prompt: int = 0, **scheduler: int) -> EngineSnapshot:
     return EngineSnapshot(
-        state="ready", uptime_seconds=1.0, model="m", max_model_len=64, open_requests=0, actors=(),
-        scheduler=SchedulerSnapshot(**scheduler), prompt_tokens_computed=prompt,
-    )  # fmt: skip
+        state="ready",
+        uptime_seconds=1.0,
+        model="m",
+        max_model_len=64,
+        open_requests=0,
+        actors=(),
+        scheduler=SchedulerSnapshot(**scheduler),
+        prompt_tokens_computed=prompt,
+    )
 
 
 def test_rates_since_the_last_line_and_silence_without_work(monkeypatch):

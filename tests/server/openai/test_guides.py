@@ -127,7 +127,7 @@ def test_options_of_a_guide_are_read_from_both_fields():
         ({"guided_regex": "a" * (MAX_SOURCE_BYTES + 1)}, "guided_regex"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(fields, param):
+def test_impossible_response_formats_are_refused_by_name(fields, param):
     with pytest.raises(InvalidRequest) as refused:
         wanted(**fields)
     assert refused.value.param == param

@@ -42,7 +42,7 @@ class Events:
         self.sent.append(data)
 
 
-async def test_what_one_wake_brings_for_many_choices_is_one_send():
+async def test_pieces_of_many_choices_in_one_wake_are_one_send():
     texts = [[Delta(index=i, text=f"{wake}{i} ") for i in range(3)] for wake in "ab"]
     ends = [Delta(index=i, text=f"c{i} ", finish_reason="stop") for i in range(3)]
     events = Events()

@@ -68,7 +68,7 @@ def test_every_schema_is_one_and_every_reference_leads_somewhere(described):
         assert reference.rpartition("/")[2] in described["components"]["schemas"]
 
 
-def test_what_needs_a_key_says_so(app, described):
+def test_operations_that_need_a_key_say_so_in_the_document(app, described):
     for route in app.routes:
         path = f"{route.path}{{name}}" if route.tail else route.path
         operation = described["paths"][path][route.method.lower()]
@@ -188,7 +188,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_coding_agents_send_is_described(described, name):
+def test_requests_of_coding_agents_fit_the_described_schemas(described, name):
     check = Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": described["components"]})
     check.validate(TAKEN[name])
     for wrong in REFUSED[name]:

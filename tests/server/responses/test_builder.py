@@ -32,7 +32,7 @@ def events_of(pieces, *, usage=USAGE, frame=FRAME, chunk=1, namespaced=None):
     return bodies, builder.response
 
 
-def test_what_came_of_drafts_stands_beside_thoughts():
+def test_accepted_and_rejected_predictions_are_in_the_usage_details():
     drafted = msgspec.structs.replace(USAGE, draft_steps=2, draft_tokens=6, accepted_draft_tokens=1)
     bodies, _ = events_of([Content("He"), Finished("stop")], usage=drafted)
     assert bodies[-1]["response"]["usage"]["output_tokens_details"] == {

@@ -133,9 +133,17 @@ def test_a_response_with_a_compaction_is_kept_without_the_border_of_truncation(i
         id="resp_1", created_at=0, status="completed", model="m", store=True, temperature=1.0, top_p=1.0
     )
     plan = Plan(
-        owner="", chat=ChatRequest(messages=[]), names=[], namespaced={}, frame=frame, items=items, background=False,
-        streaming=False, sealing=False, border=3,
-    )  # fmt: skip
+        owner="",
+        chat=ChatRequest(messages=[]),
+        names=[],
+        namespaced={},
+        frame=frame,
+        items=items,
+        background=False,
+        streaming=False,
+        sealing=False,
+        border=3,
+    )
     assert stored_form(plan, frame).border == border
     made = msgspec.structs.replace(frame, output=[CompactionItem(id="cmp_1", encrypted_content="trp1.x")])
     assert stored_form(plan, made).border == 0

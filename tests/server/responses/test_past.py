@@ -16,9 +16,14 @@ ITEM = f"in_{'a' * 32}0000"
 def stored(*items, output=()):
     body = msgspec.json.encode({"id": NAME, "output": list(output), "tools": [{"x": "y"}]})
     return StoredResponse(
-        id=NAME, previous=None, status="completed", background=False, logged=False, body=body,
+        id=NAME,
+        previous=None,
+        status="completed",
+        background=False,
+        logged=False,
+        body=body,
         items=msgspec.json.encode(list(items)),
-    )  # fmt: skip
+    )
 
 
 def item(text):
@@ -52,7 +57,7 @@ def test_a_reference_to_an_item_that_is_not_kept_is_skipped_and_named():
     assert list(made.skipped) == ["item item_reference"]
 
 
-def test_what_cannot_be_read_is_not_kept():
+def test_unreadable_parts_of_items_are_not_kept():
     call = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"x": ["y"] * 99}}
     (kept,) = _identified([call], NAME)
     assert kept == {"type": "web_search_call", "id": "ws_1", "status": "completed"}

@@ -79,7 +79,7 @@ async def test_a_chain_is_read_oldest_first_and_a_gap_in_it_is_told(stores, plac
         await store.chain("a", "resp_2", 3, 10**6)
 
 
-async def test_what_is_too_much_is_not_even_read(stores, place, monkeypatch):
+async def test_conversations_beyond_the_limit_are_not_read(stores, place, monkeypatch):
     store = stores(**place)
     for number in range(3):
         await store.put("a", response(f"resp_{number}", previous=f"resp_{number - 1}" if number else None, size=500))
@@ -146,7 +146,7 @@ async def test_a_stored_response_expires_after_its_time(stores, place, monkeypat
     assert (counts.stored, counts.evicted) == (0, {"expired": 1})
 
 
-async def test_what_runs_is_not_pushed_out(stores, place):
+async def test_running_responses_are_not_evicted(stores, place):
     store = stores(responses_store_entries=1, **place)
     await store.put("a", response("resp_run", status="in_progress", background=True))
     await store.put("a", response("resp_1"))
@@ -194,7 +194,7 @@ async def test_a_file_is_shared_and_survives(stores, tmp_path):
     assert (await stores(responses_store=str(path)).get("a", "resp_1")).status == "cancelled"
 
 
-async def test_what_ran_in_a_process_that_is_gone_has_failed(stores, tmp_path, monkeypatch):
+async def test_running_responses_of_a_dead_process_have_failed(stores, tmp_path, monkeypatch):
     path = str(tmp_path / "responses.sqlite")
     one, two = stores(responses_store=path), stores(responses_store=path)
     await one.put("a", response("resp_1", status="in_progress", background=True))
@@ -206,7 +206,7 @@ async def test_what_ran_in_a_process_that_is_gone_has_failed(stores, tmp_path, m
 
 
 @pytest.mark.parametrize("later", [module.LEASE_SECONDS + 1, -1e9])
-async def test_what_a_gone_process_has_left_expires_although_nobody_asks_for_it(stores, tmp_path, monkeypatch, later):
+async def test_responses_of_a_dead_process_expire_without_being_read(stores, tmp_path, monkeypatch, later):
     """A lease of the future is one from before a reboot."""
     path = str(tmp_path / "responses.sqlite")
     one, two = stores(responses_store=path), stores(responses_store=path, responses_ttl=60.0)

@@ -30,7 +30,7 @@ def test_functions_of_namespaces_are_functions_of_the_model():
     assert chosen.skipped == []
 
 
-def test_what_a_namespace_is_for_is_told_once_with_its_first_function_by_name():
+def test_the_description_of_a_namespace_is_told_once_with_its_first_function():
     told = [tool["function"].get("description") for tool in ChosenTools.of([DOCS, GET, MAIL], None).fields["tools"]]
     assert told == ["Find it", "About mcp__docs: All books.", "Get it", "Find it"]
     other = [tool["function"] for tool in ChosenTools.of([DOCS | {"tools": [READ, SEARCH]}], None).fields["tools"]]
@@ -104,7 +104,7 @@ def test_a_plain_function_is_meant_before_one_in_a_namespace():
         ([{"type": "function", "name": "search", "namespace": "mcp__mail__"}], ["mcp__mail__search"]),
     ],
 )
-def test_what_is_allowed_alone_is_offered(allowed, names):
+def test_only_allowed_tools_are_offered(allowed, names):
     chosen = ChosenTools.of([GET, DOCS, MAIL], {"type": "allowed_tools", "mode": "auto", "tools": allowed})
     assert names_of(chosen) == names
     assert {name for name in names if name != "get"} <= set(chosen.namespaced)

@@ -26,19 +26,40 @@ def test_nothing_given_is_the_defaults() -> None:
 
 def test_flags_reach_the_configuration() -> None:
     args = parsed(
-        "--max_model_len", "8k", "-tp", "1", "-O0", "--no-enable-prefix-caching", "--served-model-name", "a", "b",
-        "--speculative-config.method", "ngram", "--trust-remote-code", "--max-tokens", "7", "--dtype=bfloat16",
-        "--gpu-memory-utilization", "0.5", "--quantization", "None",
-    )  # fmt: skip
+        "--max_model_len",
+        "8k",
+        "-tp",
+        "1",
+        "-O0",
+        "--no-enable-prefix-caching",
+        "--served-model-name",
+        "a",
+        "b",
+        "--speculative-config.method",
+        "ngram",
+        "--trust-remote-code",
+        "--max-tokens",
+        "7",
+        "--dtype=bfloat16",
+        "--gpu-memory-utilization",
+        "0.5",
+        "--quantization",
+        "None",
+    )
     assert (args.max_tokens, args.spec_tokens, args.model, args.runner) == (7, 3, "m", "pooling")
     assert (args.tensor_parallel_size, args.max_model_len, args.dtype) == (1, 8000, "bfloat16")
     wanted = EngineConfig.from_flat(
         {
-            "model": "m", "runner": "pooling", "max_model_len": 8000, "enable_prefix_caching": False,
-            "served_model_name": ("a", "b"), "speculative_config": {"method": "ngram"}, "dtype": "bfloat16",
+            "model": "m",
+            "runner": "pooling",
+            "max_model_len": 8000,
+            "enable_prefix_caching": False,
+            "served_model_name": ("a", "b"),
+            "speculative_config": {"method": "ngram"},
+            "dtype": "bfloat16",
             "gpu_memory_utilization": 0.5,
         }
-    )  # fmt: skip
+    )
     args.spec_tokens = None  # the script's own
     assert EngineArgs.from_cli_args(args).create_engine_config() == wanted
     settings = vars(args)
@@ -55,7 +76,7 @@ def test_a_group_of_a_parser_takes_the_flags_too() -> None:
     assert AsyncEngineArgs.add_cli_args(argparse.ArgumentParser(), async_args_only=True).parse_args([]) is not None
 
 
-def test_what_is_not_supported_is_refused_when_the_configuration_is_made() -> None:
+def test_unsupported_engine_args_are_refused_when_the_configuration_is_made() -> None:
     args = EngineArgs.from_cli_args(parsed("-tp", "2"))
     with pytest.raises(ConfigError, match="^tensor_parallel_size is known from vLLM .*one server per device"):
         args.create_engine_config()

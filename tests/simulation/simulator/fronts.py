@@ -29,7 +29,6 @@ from troupellm.protocol.wire.api_process import (
     ToApiProcess,
 )
 from troupellm.protocol.wire.frames import FrameError
-from troupellm.tests.support.engines.inside import requests_of
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -37,12 +36,17 @@ if TYPE_CHECKING:
 _START_SECONDS = (0.0, 0.01, 0.3)
 _STATUS = Status(
     snapshot=EngineSnapshot(
-        state="ready", uptime_seconds=0.0, model="", max_model_len=0, open_requests=0, scheduler=SchedulerSnapshot(),
+        state="ready",
+        uptime_seconds=0.0,
+        model="",
+        max_model_len=0,
+        open_requests=0,
+        scheduler=SchedulerSnapshot(),
         actors=(),
     ),
     draining=False,
     in_flight_elsewhere=0,
-)  # fmt: skip
+)
 _NO_CHAT_FORMAT: Any = None
 """No request is a chat here."""
 _ECHO = b"what the operator asks"
@@ -88,7 +92,7 @@ class SimFront:
     @property
     def num_open(self) -> int:
         """Requests and questions that one of its ends has not seen the end of."""
-        return len(self.session) + len(requests_of(self.remote)) + len(self.remote._queries._open)
+        return len(self.session) + self.remote.num_open
 
     async def run(self) -> None:
         async with anyio.create_task_group() as group:

@@ -167,9 +167,14 @@ def right_selection(
     if params.use_beam_search:
         ends = frozenset() if params.ignore_eos else language.eos
         found = beams_of(
-            list(prompt), params.num_sequences, max_tokens, ends, params.length_penalty,
-            early_stopping=params.early_stopping, candidates=lambda tokens: ranking(state_of(tokens, start)),
-        )  # fmt: skip
+            list(prompt),
+            params.num_sequences,
+            max_tokens,
+            ends,
+            params.length_penalty,
+            early_stopping=params.early_stopping,
+            candidates=lambda tokens: ranking(state_of(tokens, start)),
+        )
         return tuple(_beam_answer(language, tokens, params, ends) for tokens in found[: params.n])
     forks = range(params.num_sequences)
     answers = [right_answer(language, prompt, params, fork, max_tokens, start) for fork in forks]

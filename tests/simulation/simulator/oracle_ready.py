@@ -14,18 +14,29 @@ def worker_ready(scenario: Scenario, language: Language) -> WorkerReady:
     """Blocks are counted per cache group; they are in one pool."""
     pressure = scenario.pressure
     return WorkerReady(
-        vocab_width=language.width, max_model_len=pressure.max_model_len,
-        num_blocks=pressure.num_blocks * len(pressure.windows), block_size=pressure.block_size,
+        vocab_width=language.width,
+        max_model_len=pressure.max_model_len,
+        num_blocks=pressure.num_blocks * len(pressure.windows),
+        block_size=pressure.block_size,
         step_tokens=scenario.config.scheduler.max_num_batched_tokens,
         groups=tuple(CacheGroup(num_layers=1, sliding_window=window) for window in pressure.windows),
-        dtype="float32", device="cpu", architecture="Oracle",
-        num_parameters=0, weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
-        max_loras=pressure.loras, most_drafts=pressure.drafts, host_slots=pressure.host_slots,
+        dtype="float32",
+        device="cpu",
+        architecture="Oracle",
+        num_parameters=0,
+        weight_bytes=0,
+        kv_cache_bytes=0,
+        activation_bytes=0,
+        memory_free_bytes=0,
+        load_seconds=0.0,
+        max_loras=pressure.loras,
+        most_drafts=pressure.drafts,
+        host_slots=pressure.host_slots,
         tiers=tuple(
             TierInfo(name=name, failure_policy="fail" if name == FAILING_TIER else "recompute")
             for name in pressure.outer
         ),
-    )  # fmt: skip
+    )
 
 
 def describe(row: int, position: int, drawn: Sequence[tuple[int, int]], alternatives: int) -> RowLogprobs:

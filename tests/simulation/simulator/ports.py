@@ -314,10 +314,14 @@ class FaultyWorker:
             return _with_bad_id(result, self._random.choice((-1, 10**6)))
         if result.rows and strike("worker", "missing_row"):
             return _changed(
-                result, rows=result.rows[1:], epochs=result.epochs[1:], token_counts=result.token_counts[1:],
+                result,
+                rows=result.rows[1:],
+                epochs=result.epochs[1:],
+                token_counts=result.token_counts[1:],
                 tokens=result.tokens[result.token_counts[0] :],
-                drafted=result.drafted[1:], accepted=result.accepted[1:],
-            )  # fmt: skip
+                drafted=result.drafted[1:],
+                accepted=result.accepted[1:],
+            )
         if self._last is not None and strike("worker", "duplicate"):
             return self._last
         return result

@@ -75,16 +75,26 @@ def _solo(prompt: tuple[int, ...], sampling: SamplingState, count: int) -> tuple
     """One row alone, prefilled in one step."""
     runner = _runner(_SOLO_TOKENS // _SOLO_BLOCK, _SOLO_BLOCK, _SOLO_TOKENS)
     row = NewRow(
-        row=0, epoch=0, request_id="solo", token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
-        num_prompt_tokens=len(prompt), sampling=sampling, blocks=(tuple(range(_SOLO_TOKENS // _SOLO_BLOCK)),),
-    )  # fmt: skip
+        row=0,
+        epoch=0,
+        request_id="solo",
+        token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
+        num_prompt_tokens=len(prompt),
+        sampling=sampling,
+        blocks=(tuple(range(_SOLO_TOKENS // _SOLO_BLOCK)),),
+    )
     said: list[int] = []
     for step in range(count):
         start = 0 if step == 0 else len(prompt) + step - 1
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=(0,), epochs=(0,), starts=(start,),
-            counts=(len(prompt) if step == 0 else 1,), new_rows=(row,) if step == 0 else (),
-        )  # fmt: skip
+            step=step,
+            engine_epoch=0,
+            rows=(0,),
+            epochs=(0,),
+            starts=(start,),
+            counts=(len(prompt) if step == 0 else 1,),
+            new_rows=(row,) if step == 0 else (),
+        )
         said.extend(runner.run(plan).tokens)
     return tuple(said)
 

@@ -112,9 +112,12 @@ def draw_scenario(seed: int) -> Scenario:
     asks = [_draw_ask(random, number, context) for number in range(random.choice((1, 2, 3, 4, 6, 9)))]
     asks += [_draw_ask(random, len(asks) + extra, context, calm=True) for extra in range(2)]
     return Scenario(
-        seed=seed, config=_draw_config(random, block_size), pressure=pressure, asks=tuple(asks),
+        seed=seed,
+        config=_draw_config(random, block_size),
+        pressure=pressure,
+        asks=tuple(asks),
         faults=draw_faults(random),
-    )  # fmt: skip
+    )
 
 
 def _draw_config(random: Random, block_size: int) -> EngineConfig:

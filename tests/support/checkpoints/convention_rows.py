@@ -44,8 +44,12 @@ AUTOROUND = {
     "batch_size": 8, "minmax_lr": None, "supported_types": ["Linear"], "to_quant_block_names": None,
 }  # fmt: skip
 AUTOROUND_AWQ = {key: value for key, value in AUTOROUND.items() if key != "packing_format"} | {
-    "quant_method": "awq", "version": "gemm", "zero_point": True, "sym": False, "modules_to_not_convert": ["v_proj"],
-}  # fmt: skip
+    "quant_method": "awq",
+    "version": "gemm",
+    "zero_point": True,
+    "sym": False,
+    "modules_to_not_convert": ["v_proj"],
+}
 OPTIMUM = {
     "backend": "auto", "batch_size": 1, "bits": 4, "block_name_to_quantize": None, "cache_block_outputs": True,
     "checkpoint_format": "gptq", "damp_percent": 0.1, "dataset": "wikitext2", "desc_act": False,
@@ -194,9 +198,13 @@ def quantized_head(files: Files) -> None:
 
 
 def fp8(
-    section: dict[str, Any] | None, scale: str, *inputs: str, channels: bool = False, block: bool = False,
+    section: dict[str, Any] | None,
+    scale: str,
+    *inputs: str,
+    channels: bool = False,
+    block: bool = False,
     file: dict[str, Any] | None = None,
-) -> Change:  # fmt: skip
+) -> Change:
     """e4m3 weights whose scales have that name, and calibrated scales of inputs; ModelOpt's file may lie beside."""
 
     def change(files: Files) -> None:

@@ -1,9 +1,8 @@
 """Small random checkpoints of every decoder family, in `transformers` and in this engine."""
 
 import copy
-import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import msgspec
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.checkpoint.safetensors import Checkpoint
@@ -21,10 +19,9 @@ from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.protocol.messages.worker import AdapterSlot, NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, assert_close_call
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
-TOLERANCE = 1e-4
-LIKELIEST = 5
 MAX_LEN = 192
 SIZES = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -51,6 +48,18 @@ LATENT = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
+ROUTED = {
+    **SIZES, "num_hidden_layers": 3, "head_dim": 32, "n_routed_experts": 16, "n_shared_experts": 2,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+}  # fmt: skip
+GROWING = {**YARN, "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
+           "llama_4_scaling_beta": 0.3}  # fmt: skip
+"""Queries grow three times in a prompt of 50 tokens."""
+HYBRID = {
+    "layer_types": ["full_attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 112,
+    "intermediate_size": 48, "embedding_multiplier": 7.0, "residual_multiplier": 0.4, "attention_multiplier": 0.05,
+    "logits_scaling": 5.0, "mamba_n_heads": 4, "mamba_d_head": 32,
+}  # fmt: skip
 SINKS = {
     **SIZES, "num_hidden_layers": 3, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96,
     "head_dim": 32, "sliding_window": 20, "swiglu_alpha": 1.3, "swiglu_limit": 2.0,
@@ -69,10 +78,13 @@ def longrope(rotary_dim: int, **more: float) -> dict[str, object]:
     """Phi's rotation, of three quarters of a head."""
     half = rotary_dim // 2
     return {
-        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
         "short_factor": [1.0 + 0.2 * index for index in range(half)],
-        "long_factor": [1.5 + 0.5 * index for index in range(half)], **more,
-    }  # fmt: skip
+        "long_factor": [1.5 + 0.5 * index for index in range(half)],
+        **more,
+    }
 
 
 FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
@@ -170,35 +182,78 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         norm_topk_prob=False,
         rope_interleave=False,
     ),
+    "ministral3": lambda: transformers.Ministral3Config(**SIZES, head_dim=32, rope_parameters=GROWING),
+    "mistral4": lambda: transformers.Mistral4Config(
+        **{**LATENT, "n_shared_experts": 1},
+        q_lora_rank=40,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.3,
+        rope_parameters=GROWING,
+    ),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(
+        **ROUTED, first_k_dense_replace=1, n_group=4, topk_group=2, use_qk_norm=True, routed_scaling_factor=1.3
+    ),
+    "glm4_moe_biases": lambda: transformers.Glm4MoeConfig(
+        **ROUTED, first_k_dense_replace=2, attention_bias=True, norm_topk_prob=False, num_mtp_layers=0
+    ),
+    "minimax_m2": lambda: transformers.MiniMaxM2Config(
+        **SIZES, head_dim=32, num_local_experts=8, num_experts_per_tok=3, rotary_dim=16
+    ),
+    "exaone4": lambda: transformers.Exaone4Config(
+        **SIZES | {"num_hidden_layers": 3}, head_dim=32, sliding_window=20, sliding_window_pattern=3
+    ),
+    "exaone4_global": lambda: transformers.Exaone4Config(
+        **SIZES, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True
+    ),
+    "exaone_moe": lambda: transformers.ExaoneMoeConfig(
+        **EXPERTS, sliding_window=20, sliding_window_pattern=3, num_shared_experts=2, n_group=4, topk_group=2
+    ),
+    "seed_oss": lambda: transformers.SeedOssConfig(**SIZES, head_dim=32, attention_out_bias=True, mlp_bias=True),
+    "gemma": lambda: transformers.GemmaConfig(**SIZES, head_dim=32, tie_word_embeddings=False),
+    "ernie4_5": lambda: transformers.Ernie4_5Config(**SIZES, head_dim=32, use_bias=True, tie_word_embeddings=False),
+    "ernie4_5_moe": lambda: transformers.Ernie4_5_MoeConfig(
+        **SIZES | {"num_hidden_layers": 3},
+        moe_num_experts=8,
+        moe_k=3,
+        moe_intermediate_size=48,
+        tie_word_embeddings=False,
+    ),
+    "dots1": lambda: transformers.Dots1Config(
+        **ROUTED,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        sliding_window=20,
+        max_window_layers=2,
+        routed_scaling_factor=1.3,
+    ),
+    "granite4": lambda: transformers.GraniteMoeHybridConfig(
+        **{**SIZES, **HYBRID},
+        position_embedding_type="rope",
+    ),
+    "granite4_without_rotation": lambda: transformers.GraniteMoeHybridConfig(**{**SIZES, **HYBRID}),
     "qwen3_tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
 }
 
 
-def assert_close_call(index: int, got: int, reference: torch.Tensor, own: Mapping[int, float]) -> None:
-    """A token may differ from the reference's only where that one hardly decides, and both see the same there.
-
-    Args:
-        index: of the token, for the message.
-        reference: logits [vocabulary] after the tokens before it.
-        own: log-probabilities of the likeliest tokens after the same ones, by this engine.
-    """
-    best = reference.topk(2)
-    gap = float(best.values[0] - best.values[1])
-    assert gap < TOLERANCE, f"token {index} is {got}, not {int(best.indices[0])}; the reference's gap is {gap}"
-    behind = float(best.values[0] - reference[got])
-    assert behind < TOLERANCE, f"token {index} is {got}, which the reference has {behind} behind its best"
-    scores = torch.log_softmax(reference.double(), -1)[list(own)]
-    torch.testing.assert_close(
-        torch.tensor(list(own.values()), dtype=torch.float64), scores, atol=TOLERANCE, rtol=TOLERANCE
-    )
+VARIANTS = ("glm4_moe_biases", "exaone4_global", "granite4_without_rotation")
+"""Families that another row stands for in a quick run."""
+CLASSES = {"mistral4": "Mistral4ForCausalLM"}
+"""Classes of model types that `AutoModelForCausalLM` does not know."""
 
 
 class Pair:
     """One checkpoint in both engines."""
 
-    def __init__(self, folder: Path, config: transformers.PretrainedConfig) -> None:
+    def __init__(self, folder: Path, config: transformers.PretrainedConfig, kind: str = "") -> None:
+        """kind: name of the model's class, where config names none and `AutoModelForCausalLM` does not know it."""
         torch.manual_seed(5)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        kind = kind or CLASSES.get(config.model_type, "")
+        make = getattr(transformers, kind)._from_config if kind else transformers.AutoModelForCausalLM.from_config
+        model = make(config, dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             # Fresh ones are all 1 or all 0, which hides mistakes.
             if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks")):
@@ -247,9 +302,13 @@ class Pair:
     @torch.inference_mode()
     def greedy(self, prompt: list[int], new_tokens: int) -> list[int]:
         output = self.reference.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-            max_new_tokens=new_tokens, min_new_tokens=new_tokens, pad_token_id=0,
-        )  # fmt: skip
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            pad_token_id=0,
+        )
         return output[0, len(prompt) :].tolist()
 
     @torch.inference_mode()
@@ -303,17 +362,34 @@ class Driver:
             if self.done[row] == 0:
                 ids = np.array(self.tokens[row], dtype="<i4").tobytes()
                 state = SamplingState(temperature=0.0)
-                new.append(NewRow(row=row, epoch=1, request_id=str(row), token_ids=ids,
-                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,),
-                                  adapter=self.adapters[row]))  # fmt: skip
+                new.append(
+                    NewRow(
+                        row=row,
+                        epoch=1,
+                        request_id=str(row),
+                        token_ids=ids,
+                        num_prompt_tokens=self.prompts[row],
+                        sampling=state,
+                        blocks=(blocks,),
+                        adapter=self.adapters[row],
+                    )
+                )
             elif blocks:
                 changes.append(RowChange(row=row, appended_blocks=(blocks,)))
         rows = tuple(spans)
         result = self.runner.run(
-            StepPlan(step=self.step, engine_epoch=0, rows=rows, epochs=(1,) * len(rows), new_rows=tuple(new),
-                     starts=tuple(self.done[row] for row in rows), counts=tuple(spans.values()),
-                     changes=tuple(changes), adapters=self.slots)
-        )  # fmt: skip
+            StepPlan(
+                step=self.step,
+                engine_epoch=0,
+                rows=rows,
+                epochs=(1,) * len(rows),
+                new_rows=tuple(new),
+                starts=tuple(self.done[row] for row in rows),
+                counts=tuple(spans.values()),
+                changes=tuple(changes),
+                adapters=self.slots,
+            )
+        )
         self.slots = ()
         self.step += 1
         tokens = iter(result.tokens)
@@ -339,17 +415,21 @@ class Driver:
         return tuple(self.free.pop() for _ in range(needed))
 
 
+def check_ragged_batch(pair: Pair) -> None:
+    """Six prompts that come one after the other: their chunks share steps with the tokens that others generate."""
+    lengths = {0: 3, 1: 33, 2: 17, 3: 61, 4: 16, 5: 1}
+    driver = Driver(pair.runner())
+    for row, length in lengths.items():
+        driver.submit(row, make_prompt(length, seed=row))
+    arrivals = {0: 0, 1: 0, 2: 1, 3: 3, 4: 4, 5: 6}
+    step = 0
+    while any(driver.generated(row) < 10 for row in lengths):
+        present = [row for row in lengths if arrivals[row] <= step and driver.generated(row) < 10]
+        driver.run({row: min(20, len(driver.tokens[row]) - driver.done[row]) for row in present})
+        step += 1
+    for row, length in lengths.items():
+        pair.check(make_prompt(length, seed=row), driver.answer(row))
+
+
 def make_prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(seed + length)).tolist()
-
-
-def write_tokenizer(folder: Path, size: int) -> None:
-    """A byte-level tokenizer of exactly `size` tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<pad>", "<s>", "</s>", *alphabet]
-    names += [f"<extra{index}>" for index in range(size - len(names))]
-    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": "<s>"}))

@@ -21,16 +21,26 @@ def check_logprobs(worker: ModelWorker, model: transformers.PreTrainedModel) -> 
     """
     sampling = SamplingState(temperature=0.0, logprobs=0, prompt_logprobs=0)
     new = NewRow(
-        row=0, epoch=0, request_id="0", token_ids=np.array(PROMPT, dtype="<i4").tobytes(),
-        num_prompt_tokens=len(PROMPT), sampling=sampling, blocks=(tuple(range(BLOCKS)),),
-    )  # fmt: skip
+        row=0,
+        epoch=0,
+        request_id="0",
+        token_ids=np.array(PROMPT, dtype="<i4").tobytes(),
+        num_prompt_tokens=len(PROMPT),
+        sampling=sampling,
+        blocks=(tuple(range(BLOCKS)),),
+    )
     tokens, found = list(PROMPT), dict[int, float]()
     spans = [*CUTS, *((len(PROMPT) + index, 1) for index in range(NEW_TOKENS - 1))]
     for step, (start, count) in enumerate(spans):
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=(0,), epochs=(0,), starts=(start,), counts=(count,),
+            step=step,
+            engine_epoch=0,
+            rows=(0,),
+            epochs=(0,),
+            starts=(start,),
+            counts=(count,),
             new_rows=() if step else (new,),
-        )  # fmt: skip
+        )
         result = worker.collect(worker.launch(plan))
         tokens += result.tokens
         for part in (*result.prompt_logprobs, *result.logprobs):

@@ -32,7 +32,5 @@ def small(kind: type[transformers.PreTrainedConfig], changes: dict[str, Any]) ->
     known = {*plain.to_dict(), *kind.attribute_map, *changes}
     own = {name: value for name, value in (SMALL | changes).items() if name in known and value is not None}
     inner = {name: getattr(plain, name, None) for name in kind.sub_configs}
-    within = {
-        name: small(type(config), changes.get(name, {})) for name, config in inner.items() if config is not None
-    }  # fmt: skip
+    within = {name: small(type(config), changes.get(name, {})) for name, config in inner.items() if config is not None}
     return kind(**own | within)

@@ -73,10 +73,14 @@ def write_modules(folder: Path, pooling: str, *, normalize: bool) -> None:
     """sentence-transformers' own files."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     listed = [
-        {"idx": index, "name": str(index), "path": "" if index == 0 else f"{index}_{kind}",
-         "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": "" if index == 0 else f"{index}_{kind}",
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for index, kind in enumerate(kinds)
-    ]  # fmt: skip
+    ]
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens")}

@@ -106,8 +106,9 @@ def _write_llama(folder: Path, *, seed: int) -> dict[str, Tensor]:
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
         shapes |= {
-            **layer_shapes(prefix, SIZE, WIDE, SIZE, HEAD_DIM), f"{prefix}.input_layernorm.weight": (SIZE,),
-        }  # fmt: skip
+            **layer_shapes(prefix, SIZE, WIDE, SIZE, HEAD_DIM),
+            f"{prefix}.input_layernorm.weight": (SIZE,),
+        }
     weights = random_weights(shapes, seed=seed)
     weights["lm_head.weight"] *= FLATTER
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -105,11 +105,6 @@ def pulse_of(system: Any) -> Any:
     return system._pulse()
 
 
-def requests_of(remote: Any) -> Any:
-    """Open requests of an API process."""
-    return remote._requests
-
-
 def members_of(fleet: Any) -> Any:
     """The API processes of a fleet."""
     return fleet._api_processes

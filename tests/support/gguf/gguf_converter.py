@@ -46,9 +46,13 @@ class Converter:
 
 
 def write(
-    path: Path, converter: Converter, config: transformers.PretrainedConfig, kind: Kind = Kind.F32,
-    extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None, experts: Kind | None = None,
-) -> transformers.PreTrainedModel:  # fmt: skip
+    path: Path,
+    converter: Converter,
+    config: transformers.PretrainedConfig,
+    kind: Kind = Kind.F32,
+    extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    experts: Kind | None = None,
+) -> transformers.PreTrainedModel:
     """Write a random model of this configuration.
 
     Args:

@@ -240,73 +240,142 @@ def family(converter: Converter, config: str, **changes: Any) -> Family:
 FAMILIES = {
     "llama": family(LLAMA, "Llama"),
     "llama with biases": family(LLAMA, "Llama", attention_bias=True, mlp_bias=True, head_dim=32),
-    "mistral": family(replace(LLAMA, keys=lambda w, c: (llama_keys(w, c), window_key(w, c))), "Mistral",
-                      sliding_window=5),
+    "mistral": family(
+        replace(LLAMA, keys=lambda w, c: (llama_keys(w, c), window_key(w, c))), "Mistral", sliding_window=5
+    ),
     "mixtral": family(MIXTRAL, "Mixtral", num_local_experts=4, sliding_window=None),
-    "mixtral, a tensor per expert": family(replace(LLAMA, tensors=older_experts), "Mixtral", num_local_experts=4,
-                                           sliding_window=None),
+    "mixtral, a tensor per expert": family(
+        replace(LLAMA, tensors=older_experts), "Mixtral", num_local_experts=4, sliding_window=None
+    ),
     "qwen2": family(Converter(Arch.QWEN2), "Qwen2", tie_word_embeddings=True),
     "qwen2 with yarn": family(Converter(Arch.QWEN2), "Qwen2", rope_parameters=YARN),
     "qwen3": family(Converter(Arch.QWEN3), "Qwen3", head_dim=32),
     "qwen2moe": family(SPARSE2, "Qwen2Moe", shared_expert_intermediate_size=64, **EXPERTS),
-    "qwen2moe, gate and up fused": family(replace(SPARSE2, tensors=fused_experts), "Qwen2Moe",
-                                          shared_expert_intermediate_size=64, **EXPERTS),
-    "qwen3moe": family(Converter(Arch.QWEN3MOE, sparse_keys, split_experts), "Qwen3Moe", head_dim=32,
-                       norm_topk_prob=True, **EXPERTS),
+    "qwen2moe, gate and up fused": family(
+        replace(SPARSE2, tensors=fused_experts), "Qwen2Moe", shared_expert_intermediate_size=64, **EXPERTS
+    ),
+    "qwen3moe": family(
+        Converter(Arch.QWEN3MOE, sparse_keys, split_experts), "Qwen3Moe", head_dim=32, norm_topk_prob=True, **EXPERTS
+    ),
     "gemma2": family(GEMMA2, "Gemma2", num_hidden_layers=3, head_dim=32, query_pre_attn_scalar=32, sliding_window=6),
-    "gemma2 of 46 layers": family(GEMMA2, "Gemma2", num_hidden_layers=46, head_dim=32, query_pre_attn_scalar=16,
-                                  sliding_window=6),
-    "gemma3": family(GEMMA3, "Gemma3Text", num_hidden_layers=7, head_dim=32, query_pre_attn_scalar=32,
-                     sliding_window=6, rope_parameters={
-                         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
-    "gemma3 of 62 layers": family(GEMMA3, "Gemma3Text", num_hidden_layers=62, head_dim=32, query_pre_attn_scalar=16,
-                                  sliding_window=6),
+    "gemma2 of 46 layers": family(
+        GEMMA2, "Gemma2", num_hidden_layers=46, head_dim=32, query_pre_attn_scalar=16, sliding_window=6
+    ),
+    "gemma3": family(
+        GEMMA3,
+        "Gemma3Text",
+        num_hidden_layers=7,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=6,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "gemma3 of 62 layers": family(
+        GEMMA3, "Gemma3Text", num_hidden_layers=62, head_dim=32, query_pre_attn_scalar=16, sliding_window=6
+    ),
     "phi3": family(PHI3, "Phi3", sliding_window=6),
     "phi3 without a window": family(PHI3, "Phi3", sliding_window=None),
-    "phi3 with longrope": family(PHI3, "Phi3", rope_parameters=LONGROPE, sliding_window=None,
-                                 original_max_position_embeddings=16),
+    "phi3 with longrope": family(
+        PHI3, "Phi3", rope_parameters=LONGROPE, sliding_window=None, original_max_position_embeddings=16
+    ),
     "phi3 that rotates a part": family(
-        PHI3, "Phi3", num_attention_heads=2, sliding_window=None, original_max_position_embeddings=16,
-        rope_parameters={**LONGROPE, "partial_rotary_factor": 0.5}),
+        PHI3,
+        "Phi3",
+        num_attention_heads=2,
+        sliding_window=None,
+        original_max_position_embeddings=16,
+        rope_parameters={**LONGROPE, "partial_rotary_factor": 0.5},
+    ),
     "granite": family(GRANITE, "Granite", **SCALES),
     "granite 4 without recurrent layers": family(replace(GRANITE, keys=granite4_keys), "Granite", **SCALES),
     "smollm3": family(Converter(Arch.SMOLLM3, llama_keys, turned=True), "SmolLM3", num_hidden_layers=5),
     "olmo2": family(OLMO2, "Olmo2"),
-    "olmo3": family(OLMO2, "Olmo3", num_hidden_layers=5, sliding_window=6, rope_parameters={
-        "full_attention": {**YARN, "attention_factor": 0.1 * math.log(4.0) + 1.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "olmo3": family(
+        OLMO2,
+        "Olmo3",
+        num_hidden_layers=5,
+        sliding_window=6,
+        rope_parameters={
+            "full_attention": {**YARN, "attention_factor": 0.1 * math.log(4.0) + 1.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
     "glm4": family(Converter(Arch.GLM4, glm4_keys), "Glm4", head_dim=32, attention_bias=True),
-    "gpt-oss": family(GPT_OSS, "GptOss", num_hidden_layers=3, head_dim=32, sliding_window=6, num_local_experts=4,
-                      num_experts_per_tok=2, rope_parameters={
-                          "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-                          "original_max_position_embeddings": 32, "rope_theta": 150000.0}),
-    "deepseek2": family(DEEPSEEK, "DeepseekV2", topk_method="greedy", n_group=1, topk_group=1,
-                        routed_scaling_factor=1.0, **MLA),
-    "deepseek2 of before": family(OLDER_DEEPSEEK, "DeepseekV2", topk_method="group_limited_greedy", n_group=4,
-                                  topk_group=1, routed_scaling_factor=16.0, **MLA | {"q_lora_rank": None}),
+    "gpt-oss": family(
+        GPT_OSS,
+        "GptOss",
+        num_hidden_layers=3,
+        head_dim=32,
+        sliding_window=6,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+            "rope_theta": 150000.0,
+        },
+    ),
+    "deepseek2": family(
+        DEEPSEEK, "DeepseekV2", topk_method="greedy", n_group=1, topk_group=1, routed_scaling_factor=1.0, **MLA
+    ),
+    "deepseek2 of before": family(
+        OLDER_DEEPSEEK,
+        "DeepseekV2",
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=1,
+        routed_scaling_factor=16.0,
+        **MLA | {"q_lora_rank": None},
+    ),
     "deepseek2 with sigmoids": family(
-        DEEPSEEK, "DeepseekV3", n_group=4, topk_group=2, n_shared_experts=1, rope_parameters={
-            **YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, **MLA),
+        DEEPSEEK,
+        "DeepseekV3",
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=1,
+        rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        **MLA,
+    ),
     "gemma": family(GEMMA, "Gemma", head_dim=32),
     "command-r": family(Converter(Arch.COMMAND_R, scale_keys), "Cohere", logit_scale=0.3),
-    "command-r with normed heads": family(Converter(Arch.COMMAND_R, scale_keys), "Cohere", logit_scale=0.3,
-                                          use_qk_norm=True),
+    "command-r with normed heads": family(
+        Converter(Arch.COMMAND_R, scale_keys), "Cohere", logit_scale=0.3, use_qk_norm=True
+    ),
     "cohere2": family(Converter(Arch.COHERE2, cohere2_keys), "Cohere2", num_hidden_layers=5, sliding_window=6),
     "exaone4": family(Converter(Arch.EXAONE4, pattern_keys), "Exaone4", num_hidden_layers=5, sliding_window=6),
-    "exaone4 without windows": family(Converter(Arch.EXAONE4, pattern_keys), "Exaone4", sliding_window=None,
-                                      layer_types=["full_attention"] * 2),
+    "exaone4 without windows": family(
+        Converter(Arch.EXAONE4, pattern_keys), "Exaone4", sliding_window=None, layer_types=["full_attention"] * 2
+    ),
     "ernie4_5": family(Converter(Arch.ERNIE4_5), "Ernie4_5", head_dim=32),
     "hunyuan-dense": family(
-        Converter(Arch.HUNYUAN_DENSE, hunyuan_keys), "HunYuanDenseV1", head_dim=32,
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}),
-    "seed_oss": family(Converter(Arch.SEED_OSS), "SeedOss", head_dim=32, attention_bias=True,
-                       attention_out_bias=False),
-    "minimax-m2": family(Converter(Arch.MINIMAXM2, minimax_keys, minimax_tensors), "MiniMaxM2", head_dim=32,
-                         num_local_experts=4, num_experts_per_tok=2, rope_parameters={
-                             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
-}  # fmt: skip
+        Converter(Arch.HUNYUAN_DENSE, hunyuan_keys),
+        "HunYuanDenseV1",
+        head_dim=32,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
+    ),
+    "seed_oss": family(Converter(Arch.SEED_OSS), "SeedOss", head_dim=32, attention_bias=True, attention_out_bias=False),
+    "minimax-m2": family(
+        Converter(Arch.MINIMAXM2, minimax_keys, minimax_tensors),
+        "MiniMaxM2",
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+}
 """By the row of the table of architectures that they are of."""
-SHORT = family(PHI3, "Phi3", sliding_window=None, original_max_position_embeddings=64,
-               rope_parameters={**LONGROPE, "original_max_position_embeddings": 64})  # fmt: skip
+SHORT = family(
+    PHI3,
+    "Phi3",
+    sliding_window=None,
+    original_max_position_embeddings=64,
+    rope_parameters={**LONGROPE, "original_max_position_embeddings": 64},
+)
 """Phi-3 whose trained context the tests' sequences do not outgrow."""

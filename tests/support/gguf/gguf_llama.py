@@ -85,9 +85,15 @@ class Written:
     """A model in a file, and the same model in transformers."""
 
     def __init__(
-        self, path: Path, config: transformers.PretrainedConfig, kinds: dict[str, Kind], *, pre: str = "gpt-2",
-        extra: dict[str, Any] | None = None, rope_factors: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        config: transformers.PretrainedConfig,
+        kinds: dict[str, Kind],
+        *,
+        pre: str = "gpt-2",
+        extra: dict[str, Any] | None = None,
+        rope_factors: Tensor | None = None,
+    ) -> None:
         """kinds: of a tensor whose name contains the key, the last one that does."""
         self.path, self._kinds = path, kinds
         self.architecture = config.model_type

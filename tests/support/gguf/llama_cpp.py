@@ -55,9 +55,14 @@ def token_ids(jobs: Sequence[tuple[Path, Sequence[str]]]) -> list[list[list[int]
     _installed()
     asked = {"modules": str(FOLDER), "jobs": [[str(path), list(texts)] for path, texts in jobs]}
     done = subprocess.run(
-        ["node", SCRIPT], input=json.dumps(asked), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, timeout=300,
-    )  # fmt: skip
+        ["node", SCRIPT],
+        input=json.dumps(asked),
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=300,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -32,14 +32,33 @@ class AbsentGpu(CpuDevice):
 
 
 PLAIN = DecoderConfig(
-    architecture="LlamaForCausalLM", vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
-    num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, rope=RopeConfig(),
-    tie_word_embeddings=False, checkpoint_dtype="bfloat16", windows=(None, None),
-)  # fmt: skip
+    architecture="LlamaForCausalLM",
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=LENGTH,
+    rope=RopeConfig(),
+    tie_word_embeddings=False,
+    checkpoint_dtype="bfloat16",
+    windows=(None, None),
+)
 VARIED = msgspec.structs.replace(
-    PLAIN, windows=(8, None), hybrid_cache=True, qk_norm="head", norm_offset=1.0, embedding_scale=8.0,
-    attention_sinks=True, attention_softcap=5.0, logit_softcap=4.0, activation="gelu_tanh",
-)  # fmt: skip
+    PLAIN,
+    windows=(8, None),
+    hybrid_cache=True,
+    qk_norm="head",
+    norm_offset=1.0,
+    embedding_scale=8.0,
+    attention_sinks=True,
+    attention_softcap=5.0,
+    logit_softcap=4.0,
+    activation="gelu_tanh",
+)
 
 
 @dataclass
@@ -58,9 +77,14 @@ def absent(config: DecoderConfig, plan: GroupPlanner, aux_hidden_states: AuxHidd
     decoder = Decoder(config, OnDevice(RandomWeights(torch.bfloat16), META), max_model_len=LENGTH)
     cache, device = KVCache(config, BLOCKS, BLOCK_SIZE, torch.bfloat16, META), AbsentGpu()
     rows = DeviceRows(
-        max_model_len=LENGTH, block_size=BLOCK_SIZE, num_groups=len(cache.layout.windows), device=device,
-        staging=Staging(device, 3), slots=8, null_page=BLOCKS - 1,
-    )  # fmt: skip
+        max_model_len=LENGTH,
+        block_size=BLOCK_SIZE,
+        num_groups=len(cache.layout.windows),
+        device=device,
+        staging=Staging(device, 3),
+        slots=8,
+        null_page=BLOCKS - 1,
+    )
     maker, codes = BatchMaker(cache, plan), token_codes(VOCAB, META)
     graphs = DecodeGraphs(
         device, Dispatcher((ROWS,)), ROWS, decoder, cache, maker, rows, codes, aux_hidden_states=aux_hidden_states

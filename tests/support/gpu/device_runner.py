@@ -24,9 +24,7 @@ def device_runner(pair: Pair, sizes: tuple[int, ...] = (1, 2, 4), **more: Any) -
     cache = KVCache(pair.config, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32)
     cache.storage.fill_(float("nan"))  # unwritten entries may not be read
     settings: dict[str, Any] = {"device": CpuDevice(), "clock": lambda: 0.0, **more}
-    return CudaRunner(
-        pair.decoder, cache, max_model_len=MAX_LEN, plan=plan_tensors, capture_sizes=sizes, **settings
-    )  # fmt: skip
+    return CudaRunner(pair.decoder, cache, max_model_len=MAX_LEN, plan=plan_tensors, capture_sizes=sizes, **settings)
 
 
 def replay(runner: CudaRunner, plans: list[StepPlan]) -> list[StepResult]:

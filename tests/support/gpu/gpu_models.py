@@ -12,9 +12,15 @@ from troupellm.load_tests.roofline import SIZES, ModelSize
 
 CPU = torch.device("cpu")
 CEILINGS = Measured(
-    device="made up", read=1e12, copy=1e12, gemm_float32=1e14, gemm_bfloat16=1e14, gemm_fp8=2e14, to_device=1e11,
+    device="made up",
+    read=1e12,
+    copy=1e12,
+    gemm_float32=1e14,
+    gemm_bfloat16=1e14,
+    gemm_fp8=2e14,
+    to_device=1e11,
     to_host=1e11,
-)  # fmt: skip
+)
 TINY = ModelSize(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=512)
 
 

@@ -130,11 +130,12 @@ def absent_gpu_worker(patch: pytest.MonkeyPatch) -> Gpu:
     patch.setattr("troupellm.models.worker.loader.find_device", lambda wanted: gpu)
     measured = place.GpuPlace.measured
     patch.setattr(
-        place.GpuPlace, "measured",
+        place.GpuPlace,
+        "measured",
         lambda self, budget, decoder, dtype, **more: measured(
             self, budget, decoder, dtype, lambda: None, lambda: 0, **more
         ),
-    )  # fmt: skip
+    )
     patch.setattr(torch, "Generator", Chance)
     patch.setattr("troupellm.kernels.paged_attention.row_by_row._flex_attention", lambda compiled: _flex)
     for name in ("Event", "Stream"):

@@ -35,11 +35,12 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] | None =
     monkeypatch.setattr(placement, "host_planner", lambda planner: plan_tensors)
     measured = placement.GpuPlace.measured
     monkeypatch.setattr(
-        placement.GpuPlace, "measured",
+        placement.GpuPlace,
+        "measured",
         lambda self, budget, decoder, dtype, **more: measured(
             self, budget, decoder, dtype, lambda: None, lambda: 0, **more
         ),
-    )  # fmt: skip
+    )
     if sizes is not None:
         monkeypatch.setattr(
             placement, "CudaRunner", lambda *args, **more: CudaRunner(*args, **{**more, "capture_sizes": sizes})

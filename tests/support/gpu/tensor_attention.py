@@ -25,9 +25,14 @@ class TensorAttention:
     """A back end without a plan of its own."""
 
     def attend(
-        self, query: Tensor, caches: tuple[Tensor, Tensor], plan: Seen, scale: float, softcap: float,
+        self,
+        query: Tensor,
+        caches: tuple[Tensor, Tensor],
+        plan: Seen,
+        scale: float,
+        softcap: float,
         sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         spans = plan.spans
         token = torch.arange(query.shape[0], device=query.device)
         inside = (token[:, None] >= spans.starts) & (token[:, None] < spans.stops)
@@ -35,11 +40,12 @@ class TensorAttention:
         position = spans.context_lens[row] - (spans.stops[row] - token)
         blocks = plan.tables[row].clamp(min=0).long()
         keys, values = (
-            decode(cache, torch.float32)[blocks].transpose(1, 2).flatten(2, 3).repeat_interleave(
-                query.shape[1] // cache.shape[1], dim=1
-            )
+            decode(cache, torch.float32)[blocks]
+            .transpose(1, 2)
+            .flatten(2, 3)
+            .repeat_interleave(query.shape[1] // cache.shape[1], dim=1)
             for cache in caches
-        )  # fmt: skip
+        )
         place = torch.arange(keys.shape[2], device=query.device)
         seen = (place <= position[:, None]) & inside.any(1)[:, None]
         if spans.trees is not None:

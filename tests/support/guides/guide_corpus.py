@@ -64,21 +64,25 @@ def _either(random: Random, depth: int) -> Schema:
 
 def _string(random: Random, depth: int) -> Schema:
     least = random.randint(0, 4)
-    return random.choice((
-        {"type": "string", "minLength": least, "maxLength": least + random.randint(0, 8)},
-        {"type": "string", "pattern": random.choice(("^[a-z]{1,6}$", "^\\d{2,4}$", "^(x|yz)+$", "^[A-Z]"))},
-        {"type": "string", "format": random.choice(("date", "ipv4", "uuid"))},
-        {"type": ["string", "null"], "maxLength": 5},
-    ))  # fmt: skip
+    return random.choice(
+        (
+            {"type": "string", "minLength": least, "maxLength": least + random.randint(0, 8)},
+            {"type": "string", "pattern": random.choice(("^[a-z]{1,6}$", "^\\d{2,4}$", "^(x|yz)+$", "^[A-Z]"))},
+            {"type": "string", "format": random.choice(("date", "ipv4", "uuid"))},
+            {"type": ["string", "null"], "maxLength": 5},
+        )
+    )
 
 
 def _number(random: Random, depth: int) -> Schema:
     low = random.randint(-1000, 1000)
-    return random.choice((
-        {"type": "integer", "minimum": low, "maximum": low + random.randint(0, 500)},
-        {"type": "number", "minimum": low / 8, "exclusiveMaximum": low / 8 + random.randint(1, 50)},
-        {"type": "integer", "multipleOf": random.randint(1, 12), "minimum": 0},
-    ))  # fmt: skip
+    return random.choice(
+        (
+            {"type": "integer", "minimum": low, "maximum": low + random.randint(0, 500)},
+            {"type": "number", "minimum": low / 8, "exclusiveMaximum": low / 8 + random.randint(1, 50)},
+            {"type": "integer", "multipleOf": random.randint(1, 12), "minimum": 0},
+        )
+    )
 
 
 def _choice(random: Random, depth: int) -> Schema:

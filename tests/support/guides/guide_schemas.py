@@ -128,9 +128,16 @@ def arrays() -> Named:
         ("empty array", {"type": "array", "maxItems": 0}),
         ("no items", {"type": "array", "items": False}),
         ("any items", {"type": "array", "items": True, "maxItems": 2}),
-        ("matrix", {"type": "array", "items": {"type": "array", "items": items[0], "minItems": 2, "maxItems": 2},
-                    "minItems": 2, "maxItems": 2}),
-    ]  # fmt: skip
+        (
+            "matrix",
+            {
+                "type": "array",
+                "items": {"type": "array", "items": items[0], "minItems": 2, "maxItems": 2},
+                "minItems": 2,
+                "maxItems": 2,
+            },
+        ),
+    ]
     return found
 
 
@@ -147,19 +154,45 @@ def objects() -> Named:
         ("map of maps", {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": digit}}),
         ("no properties", {"type": "object", "additionalProperties": False}),
         ("at least", {"type": "object", "additionalProperties": digit, "minProperties": 2, "maxProperties": 3}),
-        ("required and more", {"type": "object", "properties": {"a": digit}, "required": ["a"], "minProperties": 2,
-                               "maxProperties": 3, "additionalProperties": digit}),
-        ("patterns", {"type": "object", "patternProperties": {"^n_": digit, "^w_": word},
-                      "additionalProperties": False}),
-        ("patterns beside", {"type": "object", "properties": {"id": digit}, "required": ["id"],
-                             "patternProperties": {"^x-": word}, "additionalProperties": False}),
+        (
+            "required and more",
+            {
+                "type": "object",
+                "properties": {"a": digit},
+                "required": ["a"],
+                "minProperties": 2,
+                "maxProperties": 3,
+                "additionalProperties": digit,
+            },
+        ),
+        (
+            "patterns",
+            {"type": "object", "patternProperties": {"^n_": digit, "^w_": word}, "additionalProperties": False},
+        ),
+        (
+            "patterns beside",
+            {
+                "type": "object",
+                "properties": {"id": digit},
+                "required": ["id"],
+                "patternProperties": {"^x-": word},
+                "additionalProperties": False,
+            },
+        ),
         ("a hundred", closed({f"p{number}": digit for number in range(100)})),
         ("a hundred, optional", closed({f"p{number}": digit for number in range(100)}, required=["p50"])),
-        ("never this one", {"type": "object", "properties": {"a": digit, "b": False}, "required": ["a"],
-                            "additionalProperties": False}),
+        (
+            "never this one",
+            {
+                "type": "object",
+                "properties": {"a": digit, "b": False},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        ),
         ("order", closed({"z": digit, "a": digit, "m": digit}, required=["a", "z", "m"])),
         ("any values", closed({"a": {}, "b": True}, required=[])),
-    ]  # fmt: skip
+    ]
     return found
 
 
@@ -177,16 +210,30 @@ def combined() -> Named:
         ("oneOf by constant", {"oneOf": [cat, dog]}),
         ("oneOf by type", {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}, {"type": "array"}]}),
         ("allOf", {"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 6}]}),
-        ("allOf of objects", {"allOf": [
-            {"type": "object", "properties": {"a": digit}, "required": ["a"]},
-            {"type": "object", "properties": {"b": digit}, "required": ["b"]},
-        ]}),
-        ("anyOf beside properties", {"type": "object", "properties": {"a": digit}, "required": ["a"],
-                                     "anyOf": [{"properties": {"b": digit}, "required": ["b"]}, {"required": ["a"]}]}),
+        (
+            "allOf of objects",
+            {
+                "allOf": [
+                    {"type": "object", "properties": {"a": digit}, "required": ["a"]},
+                    {"type": "object", "properties": {"b": digit}, "required": ["b"]},
+                ]
+            },
+        ),
+        (
+            "anyOf beside properties",
+            {
+                "type": "object",
+                "properties": {"a": digit},
+                "required": ["a"],
+                "anyOf": [{"properties": {"b": digit}, "required": ["b"]}, {"required": ["a"]}],
+            },
+        ),
         ("nested anyOf", {"anyOf": [{"anyOf": [{"const": 1}, {"const": 2}]}, {"anyOf": [{"const": 3}]}]}),
         ("ref", {"$defs": {"d": digit}, "$ref": "#/$defs/d"}),
-        ("definitions", {"definitions": {"d": digit}, "type": "array", "items": {"$ref": "#/definitions/d"},
-                         "maxItems": 3}),
+        (
+            "definitions",
+            {"definitions": {"d": digit}, "type": "array", "items": {"$ref": "#/definitions/d"}, "maxItems": 3},
+        ),
         ("ref with brothers", {"$defs": {"d": {"type": "integer"}}, "$ref": "#/$defs/d", "minimum": 5, "maximum": 8}),
         ("ref to ref", {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": digit}, **closed({"x": {"$ref": "#/$defs/a"}})}),
         ("ref with escapes", {"$defs": {"a/b~c": digit}, "$ref": "#/$defs/a~1b~0c"}),
@@ -197,7 +244,7 @@ def combined() -> Named:
         ("itself", expression),
         ("each other", {"$defs": {"even": even, "odd": odd}, "$ref": "#/$defs/even"}),
         ("nullable object", {"type": ["object", "null"], "properties": {"a": digit}, "additionalProperties": False}),
-    ]  # fmt: skip
+    ]
 
 
 def annotated() -> Named:
@@ -211,37 +258,94 @@ def annotated() -> Named:
 
 
 def from_life() -> Named:
+    """Schemas as users of structured outputs write them."""
     text, digit = {"type": "string", "maxLength": 12}, {"type": "integer", "minimum": 0, "maximum": 99}
     address = closed({"street": text, "city": text, "zip": {"type": "string", "pattern": "^\\d{5}$"}})
-    person = closed({"name": text, "age": digit,
-                     "email": {"type": "string", "pattern": "^[a-z]{1,8}@[a-z]{1,8}\\.org$"},
-                     "address": {"$ref": "#/$defs/address"}})  # fmt: skip
+    person = closed(
+        {
+            "name": text,
+            "age": digit,
+            "email": {"type": "string", "pattern": "^[a-z]{1,8}@[a-z]{1,8}\\.org$"},
+            "address": {"$ref": "#/$defs/address"},
+        }
+    )
     step = closed({"explanation": text, "output": text})
-    component = closed({
-        "type": {"enum": ["div", "button", "section"]}, "label": text,
-        "children": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
-    })  # fmt: skip
+    component = closed(
+        {
+            "type": {"enum": ["div", "button", "section"]},
+            "label": text,
+            "children": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+        }
+    )
     return [
         ("weather call", closed({"city": text, "unit": {"enum": ["celsius", "fahrenheit"]}}, required=["city"])),
         ("person", {"$defs": {"address": address}, **person}),
-        ("math steps", closed({"steps": {"type": "array", "items": step, "minItems": 1, "maxItems": 2},
-                               "answer": text})),
-        ("calendar", closed({"title": text, "date": {"type": "string", "format": "date"},
-                             "participants": {"type": "array", "items": text, "maxItems": 3}})),
+        (
+            "math steps",
+            closed({"steps": {"type": "array", "items": step, "minItems": 1, "maxItems": 2}, "answer": text}),
+        ),
         ("user interface", component),
-        ("moderation", closed({"violates": {"type": "boolean"},
-                               "category": {"type": ["string", "null"], "enum": ["violence", "hate", None]}})),
-        ("tool choice", {"anyOf": [
-            closed({"name": {"const": "search"}, "arguments": closed({"query": text})}),
-            closed({"name": {"const": "add"}, "arguments": closed({"a": digit, "b": digit})}),
-        ]}),
-        ("table", closed({"columns": {"type": "array", "items": text, "minItems": 1, "maxItems": 3},
-                          "rows": {"type": "array", "items": {"type": "array", "items": digit, "maxItems": 3},
-                                   "maxItems": 2}})),
-        ("invoice", closed({"number": {"type": "string", "pattern": "^INV-\\d{4}$"}, "total": {"type": "number",
-                            "minimum": 0, "maximum": 1000}, "paid": {"type": "boolean"}, "lines": {"type": "array",
-                            "items": closed({"sku": text, "quantity": digit}), "minItems": 1, "maxItems": 2}})),
-    ]  # fmt: skip
+        (
+            "moderation",
+            closed(
+                {
+                    "violates": {"type": "boolean"},
+                    "category": {"type": ["string", "null"], "enum": ["violence", "hate", None]},
+                }
+            ),
+        ),
+        (
+            "tool choice",
+            {
+                "anyOf": [
+                    closed({"name": {"const": "search"}, "arguments": closed({"query": text})}),
+                    closed({"name": {"const": "add"}, "arguments": closed({"a": digit, "b": digit})}),
+                ]
+            },
+        ),
+        *records(),
+    ]
+
+
+def records() -> Named:
+    text, digit = {"type": "string", "maxLength": 12}, {"type": "integer", "minimum": 0, "maximum": 99}
+    return [
+        (
+            "calendar",
+            closed(
+                {
+                    "title": text,
+                    "date": {"type": "string", "format": "date"},
+                    "participants": {"type": "array", "items": text, "maxItems": 3},
+                }
+            ),
+        ),
+        (
+            "table",
+            closed(
+                {
+                    "columns": {"type": "array", "items": text, "minItems": 1, "maxItems": 3},
+                    "rows": {"type": "array", "items": {"type": "array", "items": digit, "maxItems": 3}, "maxItems": 2},
+                }
+            ),
+        ),
+        (
+            "invoice",
+            closed(
+                {
+                    "number": {"type": "string", "pattern": "^INV-\\d{4}$"},
+                    "total": {"type": "number", "minimum": 0, "maximum": 1000},
+                    "paid": {"type": "boolean"},
+                    "lines": {
+                        "type": "array",
+                        "items": closed({"sku": text, "quantity": digit}),
+                        "minItems": 1,
+                        "maxItems": 2,
+                    },
+                }
+            ),
+        ),
+    ]
 
 
 def nasty() -> Named:

@@ -62,10 +62,12 @@ def exclusive_ones() -> Named:
     return [
         ("oneOf by a constant, referred to", {"$defs": pets, "oneOf": [refer("cat"), refer("old")]}),
         ("oneOf, one of them null", {"$defs": pets, "oneOf": [refer("cat"), {"type": "null"}]}),
-        ("oneOf by what is required", {"$defs": {"a": closed({"a": DIGIT}), "b": closed({"b": DIGIT})},
-                                       "oneOf": [refer("a"), refer("b")]}),
+        (
+            "oneOf by what is required",
+            {"$defs": {"a": closed({"a": DIGIT}), "b": closed({"b": DIGIT})}, "oneOf": [refer("a"), refer("b")]},
+        ),
         ("oneOf in itself", {"$defs": {"node": node}, "$ref": "#/$defs/node"}),
-    ]  # fmt: skip
+    ]
 
 
 def refer(name: str) -> Schema:
@@ -90,15 +92,23 @@ def from_makers() -> Named:
     count = {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991}
     owner = closed({"name": WORD, "tags": LIST | {"uniqueItems": False}})
     return [
-        ("pydantic", closed(order, required=["id", "at", "pet", "price"], title="Order")
-         | {"$defs": {"Status": status, **pets}}),
+        (
+            "pydantic",
+            closed(order, required=["id", "at", "pet", "price"], title="Order") | {"$defs": {"Status": status, **pets}},
+        ),
         ("zod", {"$schema": "http://json-schema.org/draft-07/schema#", **closed({"count": count, "scores": record})}),
-        ("OpenAPI", closed({
-            "id": DIGIT | {"format": "int64", "example": 3},
-            "file": {"type": "string", "format": "binary", "maxLength": 4, "nullable": False},
-            "owner": {"$ref": "#/components/schemas/Owner", "deprecated": True},
-        }) | {"components": {"schemas": {"Owner": owner}}}),
-    ]  # fmt: skip
+        (
+            "OpenAPI",
+            closed(
+                {
+                    "id": DIGIT | {"format": "int64", "example": 3},
+                    "file": {"type": "string", "format": "binary", "maxLength": 4, "nullable": False},
+                    "owner": {"$ref": "#/components/schemas/Owner", "deprecated": True},
+                }
+            )
+            | {"components": {"schemas": {"Owner": owner}}},
+        ),
+    ]
 
 
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"

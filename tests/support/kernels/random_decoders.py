@@ -58,15 +58,22 @@ class Batch:
 
     def plan(self, kv_heads: int, window: int | None, *, by_token: bool = False, tree: TreeMask | None = None):
         return AttentionPlan(
-            self.tables, self.starts, self.counts, block_size=self.block_size, num_kv_heads=kv_heads, window=window,
-            by_token=by_token, tree=tree,
-        )  # fmt: skip
+            self.tables,
+            self.starts,
+            self.counts,
+            block_size=self.block_size,
+            num_kv_heads=kv_heads,
+            window=window,
+            by_token=by_token,
+            tree=tree,
+        )
 
     def rows(self, kv_heads: int) -> Tensor:
         """Where keys and values go."""
         blocks = self.tables[self.owners, self.positions // self.block_size].astype(np.int64)
-        return kv_rows(torch.from_numpy(blocks * self.block_size + self.positions % self.block_size), kv_heads,
-                       self.block_size)  # fmt: skip
+        return kv_rows(
+            torch.from_numpy(blocks * self.block_size + self.positions % self.block_size), kv_heads, self.block_size
+        )
 
 
 def a_batch(random: Random, *, alone: bool | None = None) -> Batch:
@@ -102,9 +109,14 @@ def a_tree(random: Random, batch: Batch, window: int | None) -> TreeMask:
 
 
 def reference(
-    query: Tensor, caches: Pair, batch: Batch, window: int | None, tree: TreeMask | None, random: Random,
+    query: Tensor,
+    caches: Pair,
+    batch: Batch,
+    window: int | None,
+    tree: TreeMask | None,
+    random: Random,
     rule: dict,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Some tokens and what they attend to."""
     tokens = random.permutation(query.shape[0])[:CHECKED]
     last = batch.positions[tokens] + 1
@@ -193,15 +205,28 @@ class Model:
 
         self.parts = [
             FusedLayerWeights(
-                gains(self.hidden), product(width + 2 * kv_width, self.hidden),
-                CppAttention(function, self.heads, self.kv_heads, self.size, self.size**-0.5,
-                                rotation=Rotation(None, 0.0, 2 * self.half)),
-                int(random.integers(0, 2)), 0, product(self.hidden, width), gains(self.hidden),
-                product(2 * inner, self.hidden), product(self.hidden, inner),
-                str(random.choice(["silu", "gelu_tanh"])), 1e-5, 0.5,
+                gains(self.hidden),
+                product(width + 2 * kv_width, self.hidden),
+                CppAttention(
+                    function,
+                    self.heads,
+                    self.kv_heads,
+                    self.size,
+                    self.size**-0.5,
+                    rotation=Rotation(None, 0.0, 2 * self.half),
+                ),
+                int(random.integers(0, 2)),
+                0,
+                product(self.hidden, width),
+                gains(self.hidden),
+                product(2 * inner, self.hidden),
+                product(self.hidden, inner),
+                str(random.choice(["silu", "gelu_tanh"])),
+                1e-5,
+                0.5,
             )
             for _ in range(int(random.integers(1, 4)))
-        ]  # fmt: skip
+        ]
         self.vocab = int(random.integers(1, 150))
         self.head = product(self.vocab, self.hidden)
         self.embedding = floats(random, int(random.integers(self.vocab, 160)), self.hidden)

@@ -33,9 +33,16 @@ def empty_plan(
     *transfers: BlockTransfer, lookups: Sequence[TierLookup] = (), cancelled: Sequence[int] = ()
 ) -> StepPlan:
     return StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), transfers=transfers,
-        lookups=tuple(lookups), cancelled=tuple(cancelled),
-    )  # fmt: skip
+        step=0,
+        engine_epoch=0,
+        rows=(),
+        epochs=(),
+        starts=(),
+        counts=(),
+        transfers=transfers,
+        lookups=tuple(lookups),
+        cancelled=tuple(cancelled),
+    )
 
 
 class Driver:

@@ -83,11 +83,20 @@ class Writer:
         self.static = inputs is not None and not inputs["dynamic"]
         as_json = [None if args is None else args.model_dump(mode="json") for args in (self.weights, inputs_args)]
         self.config = {
-            "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": as_json[0], "input_activations": as_json[1],
-                                          "output_activations": None}},
-            "ignore": ["lm_head"], "kv_cache_scheme": None,
-        }  # fmt: skip
+            "quant_method": "compressed-tensors",
+            "format": form,
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": as_json[0],
+                    "input_activations": as_json[1],
+                    "output_activations": None,
+                }
+            },
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": None,
+        }
 
     def __call__(self, name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         scale, zero = scales_of(weight, self.weights)

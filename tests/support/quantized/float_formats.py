@@ -70,8 +70,14 @@ INT8_SCHEME = {"dtype": "int8", "qscheme": "per_channel", "is_dynamic": False, "
 
 
 def mx_scheme(dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype, "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "is_dynamic": False,
-            "ch_axis": -1}  # fmt: skip
+    return {
+        "dtype": dtype,
+        "qscheme": "per_group",
+        "group_size": 32,
+        "scale_format": "e8m0",
+        "is_dynamic": False,
+        "ch_axis": -1,
+    }
 
 
 def layer_config(weight: dict[str, Any] | None, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -80,10 +86,15 @@ def layer_config(weight: dict[str, Any] | None, inputs: dict[str, Any] | None = 
 
 def quark_config(layer: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {
-        "quant_method": "quark", "quant_mode": "eager_mode", "algo_config": None, "exclude": ["lm_head"],
+        "quant_method": "quark",
+        "quant_mode": "eager_mode",
+        "algo_config": None,
+        "exclude": ["lm_head"],
         "export": {"kv_cache_group": [], "pack_method": "reorder", "weight_format": "real_quantized"},
-        "global_quant_config": layer, "layer_quant_config": {}, "layer_type_quant_config": {},
-    } | changes  # fmt: skip
+        "global_quant_config": layer,
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+    } | changes
 
 
 def mixed(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -110,11 +121,15 @@ FORMATS: dict[str, tuple[dict[str, Any], Store, float]] = {
     "fp8_channel": (fp8_config(), lambda _, w: channels(w), 28),
     "fp8_block": (fp8_config(weight_block_size=list(BLOCK)), lambda _, w: blocks(w, BLOCK), 28),
     "fp8_block_powers": (
-        fp8_config(weight_block_size=list(BLOCK), scale_fmt="ue8m0"), lambda _, w: blocks(w, BLOCK, powers=True), 28,
+        fp8_config(weight_block_size=list(BLOCK), scale_fmt="ue8m0"),
+        lambda _, w: blocks(w, BLOCK, powers=True),
+        28,
     ),
     "quark_fp8": (quark_config(layer_config(FP8_SCHEME)), lambda _, w: whole(w), 28),
     "quark_fp8_inputs": (
-        quark_config(layer_config(FP8_SCHEME, FP8_SCHEME | {"is_dynamic": True})), lambda _, w: whole(w), 28,
+        quark_config(layer_config(FP8_SCHEME, FP8_SCHEME | {"is_dynamic": True})),
+        lambda _, w: whole(w),
+        28,
     ),
     "quark_int8": (quark_config(layer_config(INT8_SCHEME, EIGHT_BIT_INPUTS)), lambda _, w: int8(w), 38),
     "quark_int8_weights": (quark_config(layer_config(INT8_SCHEME)), lambda _, w: int8(w), 38),
@@ -122,4 +137,4 @@ FORMATS: dict[str, tuple[dict[str, Any], Store, float]] = {
     "quark_mxfp6_e3m2": (quark_config(layer_config(mx_scheme("fp6_e3m2"))), lambda _, w: microscaling(w, 6, 3, 2), 20),
     "quark_mxfp6_e2m3": (quark_config(layer_config(mx_scheme("fp6_e2m3"))), lambda _, w: microscaling(w, 6, 2, 3), 25),
     "quark_mixed": (MIXED, mixed, 14),
-}  # fmt: skip
+}

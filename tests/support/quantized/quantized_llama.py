@@ -31,12 +31,19 @@ def tiny_llama(seed: int = 5, **changes: object) -> transformers.LlamaForCausalL
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         **{
-            "vocab_size": 288, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
-            "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
+            "vocab_size": 288,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128,
+            "initializer_range": 0.3,
+            "bos_token_id": None,
+            "eos_token_id": None,
         }
         | changes
-    )  # fmt: skip
+    )
     return transformers.LlamaForCausalLM(config).eval()
 
 
@@ -96,13 +103,27 @@ def load(path: Path, **settings: object) -> tuple[ModelWorker, list[LoadProgress
 def tokens_of(worker: ModelWorker, count: int = NEW_TOKENS) -> list[int]:
     """Greedy tokens, the prompt in two pieces and then one by one."""
     ids = np.array(PROMPT, dtype="<i4").tobytes()
-    new = NewRow(row=0, epoch=0, request_id="0", token_ids=ids, num_prompt_tokens=len(PROMPT),
-                 sampling=SamplingState(temperature=0.0), blocks=(tuple(range(16)),))  # fmt: skip
+    new = NewRow(
+        row=0,
+        epoch=0,
+        request_id="0",
+        token_ids=ids,
+        num_prompt_tokens=len(PROMPT),
+        sampling=SamplingState(temperature=0.0),
+        blocks=(tuple(range(16)),),
+    )
     spans, found = [(0, 7), (7, len(PROMPT) - 7)], []
     while len(found) < count:
         start, size = spans.pop(0) if spans else (len(PROMPT) + len(found) - 1, 1)
-        plan = StepPlan(step=start, engine_epoch=0, rows=(0,), epochs=(0,), starts=(start,), counts=(size,),
-                        new_rows=(new,) if start == 0 else ())  # fmt: skip
+        plan = StepPlan(
+            step=start,
+            engine_epoch=0,
+            rows=(0,),
+            epochs=(0,),
+            starts=(start,),
+            counts=(size,),
+            new_rows=(new,) if start == 0 else (),
+        )
         found += worker.collect(worker.launch(plan)).tokens
     return found
 

@@ -71,10 +71,21 @@ class Bench:
         self.threads = HeldThreads()
         self.hash_key = b"a secret of the tests"
         ready = WorkerReady(
-            vocab_width=VOCAB_WIDTH, max_model_len=CONTEXT, num_blocks=blocks, block_size=4,
-            groups=(CacheGroup(num_layers=1),), dtype="float32", device="cpu", architecture="x", num_parameters=0,
-            weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
-        )  # fmt: skip
+            vocab_width=VOCAB_WIDTH,
+            max_model_len=CONTEXT,
+            num_blocks=blocks,
+            block_size=4,
+            groups=(CacheGroup(num_layers=1),),
+            dtype="float32",
+            device="cpu",
+            architecture="x",
+            num_parameters=0,
+            weight_bytes=0,
+            kv_cache_bytes=0,
+            activation_bytes=0,
+            memory_free_bytes=0,
+            load_seconds=0.0,
+        )
         self.intake = Intake(
             self.inbox,
             self.output,

@@ -15,8 +15,10 @@ def candidates(tokens: list[int]) -> list[tuple[float, int]]:
     """(log-probability, token) of everything that may come next, likeliest first."""
     length = len(tokens)
     heights = [zlib.crc32(struct.pack(f"<{length}i", *tokens), token + 1) / 2**32 for token in range(VOCAB)]
-    return sorted(((struct.unpack("<f", struct.pack("<f", height * 6 - 7))[0], token) for token, height in
-                   enumerate(heights)), reverse=True)  # fmt: skip
+    return sorted(
+        ((struct.unpack("<f", struct.pack("<f", height * 6 - 7))[0], token) for token, height in enumerate(heights)),
+        reverse=True,
+    )
 
 
 def beams_of(

@@ -60,8 +60,12 @@ ROWS: dict[str, tuple[Values, ...]] = {
             fields=("output_expires_after",),
             types=(5, "x", []),
             ranges=(
-                {}, {"anchor": "created_at"}, {"anchor": "created_at", "seconds": 5}, {"seconds": 7_200},
-                {"anchor": "now", "seconds": 7_200}, {"anchor": "created_at", "seconds": 2**63},
+                {},
+                {"anchor": "created_at"},
+                {"anchor": "created_at", "seconds": 5},
+                {"seconds": 7_200},
+                {"anchor": "now", "seconds": 7_200},
+                {"anchor": "created_at", "seconds": 2**63},
             ),
         ),
         Values(fields=("all",), types=(1, "yes", []), ranges=(True,)),  # beside names: which is meant?
@@ -95,12 +99,17 @@ ROWS: dict[str, tuple[Values, ...]] = {
             fields=("messages",),
             types=("x", 5, [5], [{"content": "x"}], [{"role": None, "content": "x"}]),
             ranges=(
-                [], [{"role": "wizard", "content": "x"}], [{"role": "user", "content": {"a": 1}}],
-                [{"role": "user", "content": [5]}], [{"role": "user"}],
+                [],
+                [{"role": "wizard", "content": "x"}],
+                [{"role": "user", "content": {"a": 1}}],
+                [{"role": "user", "content": [5]}],
+                [{"role": "user"}],
             ),
             odd=(
-                [{"role": "user", "content": ""}], [{"role": "assistant", "content": "So"}],
-                [{"role": "user", "content": "x"}] * 10_001, [{"role": "tool", "content": "x", "tool_call_id": "c"}],
+                [{"role": "user", "content": ""}],
+                [{"role": "assistant", "content": "So"}],
+                [{"role": "user", "content": "x"}] * 10_001,
+                [{"role": "tool", "content": "x", "tool_call_id": "c"}],
             ),
         ),
     ),
@@ -110,9 +119,17 @@ ROWS: dict[str, tuple[Values, ...]] = {
             fields=("chat_template_kwargs",),
             types=(5, [], "x"),
             ranges=(
-                {"tokenize": True}, {"chat_template": "x"}, {"messages": []}, {"__class__": 1}, {"_private": 1},
-                {"add_generation_prompt": False}, {"a": [1]}, {"a": LONG}, {f"a{number}": 1 for number in range(99)},
-                {"not a name": 1}, {"bos_token": "x"},
+                {"tokenize": True},
+                {"chat_template": "x"},
+                {"messages": []},
+                {"__class__": 1},
+                {"_private": 1},
+                {"add_generation_prompt": False},
+                {"a": [1]},
+                {"a": LONG},
+                {f"a{number}": 1 for number in range(99)},
+                {"not a name": 1},
+                {"bos_token": "x"},
             ),
             odd=({"enable_thinking": False}, {}),
         ),
@@ -122,7 +139,9 @@ ROWS: dict[str, tuple[Values, ...]] = {
             fields=("response_format",),
             types=(5, "json"),
             ranges=(
-                {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 5}},
+                {"type": "xml"},
+                {"type": "json_schema"},
+                {"type": "json_schema", "json_schema": {"schema": 5}},
                 {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://127.0.0.1:9/x"}}},
             ),
             odd=({"type": "json_schema", "json_schema": {"name": "x", "schema": NESTED}}, {"type": "json_object"}),
@@ -130,11 +149,18 @@ ROWS: dict[str, tuple[Values, ...]] = {
         Values(
             fields=("structured_outputs",),
             ranges=(
-                {"regex": "(("}, {"json": {"type": "nothing"}}, {"choice": []}, {"regex": "a", "choice": ["b"]},
+                {"regex": "(("},
+                {"json": {"type": "nothing"}},
+                {"choice": []},
+                {"regex": "a", "choice": ["b"]},
                 {"grammar": "start: ("},
             ),
-            odd=({"regex": "(a+)+$"}, {"regex": "a{0,1000000000}"}, {"choice": ["x"] * 10_000},
-                 {"choice": [f"x{number}" for number in range(5_000)]}),
+            odd=(
+                {"regex": "(a+)+$"},
+                {"regex": "a{0,1000000000}"},
+                {"choice": ["x"] * 10_000},
+                {"choice": [f"x{number}" for number in range(5_000)]},
+            ),
         ),
     ),
     "B11": (
@@ -194,7 +220,7 @@ ROWS: dict[str, tuple[Values, ...]] = {
             odd=("mine", "x" * 128),
         ),
     ),
-}  # fmt: skip
+}
 
 
 def cases(row: str, known: set[str], refusing: set[str]) -> Iterator[tuple[str, Any, str]]:

@@ -54,9 +54,19 @@ class Wire:
         self._changed = anyio.Event()
 
 
+class AheadClock(SystemClock):
+    """The system's clock, and some seconds more."""
+
+    ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+
 class FrontPair:
     def __init__(self, engine: Engine, threads: ThreadPool) -> None:
         self.engine = engine
+        self.clock = AheadClock()
         self.to_front, self.from_front = Wire(ToApiProcess), Wire(FromApiProcess)
         self.session = engine.api_process_session(self.to_front.post, self.to_front.drained)
         self.remote = RemoteEngine(
@@ -68,7 +78,7 @@ class FrontPair:
             post=self.from_front.post,
             on_loop=LoopPort().post,
             threads=threads,
-            clock=SystemClock(),
+            clock=self.clock,
             randomness=SystemRandomness(),
         )
 

@@ -68,9 +68,13 @@ class DraftBench:
         self.decoder, self.model = read_target(folder), ModelConfig(model=str(folder))
         settled = settle(config, self.model, lambda _: None)
         target = Target(
-            folder=folder, model=self.model, config=self.decoder.config, dtype=torch.float32,
-            device=torch.device("cpu"), max_model_len=LONGEST,
-        )  # fmt: skip
+            folder=folder,
+            model=self.model,
+            config=self.decoder.config,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_model_len=LONGEST,
+        )
         self.needs = drafter_needs(settled, target)
         self.cache = KVCache(
             self.decoder.config, num_blocks, BLOCK, torch.float32, drafter=self.needs.layers, border=self.needs.border
@@ -89,9 +93,14 @@ class DraftBench:
         self.tokens[slot, : len(tokens)] = torch.tensor(list(tokens), dtype=torch.int32)
         self.blocks[0, slot, : len(blocks)] = blocks
         new = NewRow(
-            row=slot, epoch=0, request_id="", token_ids=np.array(tokens, dtype="<i4").tobytes(),
-            num_prompt_tokens=len(tokens), sampling=SamplingState(temperature=0.0), blocks=(tuple(blocks),),
-        )  # fmt: skip
+            row=slot,
+            epoch=0,
+            request_id="",
+            token_ids=np.array(tokens, dtype="<i4").tobytes(),
+            num_prompt_tokens=len(tokens),
+            sampling=SamplingState(temperature=0.0),
+            blocks=(tuple(blocks),),
+        )
         self.proposer.add_row(slot, new)
         self.rows.append(row)
         return row

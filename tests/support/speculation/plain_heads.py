@@ -94,9 +94,13 @@ def fed_forward(x: Tensor, weights: dict[str, Tensor], prefix: str) -> Tensor:
 
 
 def eagle(
-    weights: dict[str, Tensor], embedding: Tensor, features: Tensor, tokens: Sequence[int], layers: int,
+    weights: dict[str, Tensor],
+    embedding: Tensor,
+    features: Tensor,
+    tokens: Sequence[int],
+    layers: int,
     positions: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The next features [positions, size], of features [positions, size] and the tokens behind them; positions: where
     these stand in the text, if not from its beginning on."""
     x = F.linear(torch.cat((embedding[list(tokens)], features), -1), weights["fc.weight"], weights.get("fc.bias"))
@@ -109,9 +113,12 @@ def eagle(
 
 
 def eagle3(
-    weights: dict[str, Tensor], embedding: Tensor, vectors: Tensor, tokens: Sequence[int],
+    weights: dict[str, Tensor],
+    embedding: Tensor,
+    vectors: Tensor,
+    tokens: Sequence[int],
     positions: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The next vectors [positions, size], before the norm; positions: as of `eagle`."""
     at = "midlayer"
     embedded = normed(embedding[list(tokens)], weights[f"{at}.input_layernorm.weight"])

@@ -14,10 +14,15 @@ WIDTH = 600
 
 def new_row(tokens: Sequence[int], *, prompt: int | None = None, tenant: str = "", epoch: int = 0) -> NewRow:
     return NewRow(
-        row=0, epoch=epoch, request_id="r", token_ids=np.array(tokens, "<i4").tobytes(),
-        num_prompt_tokens=len(tokens) if prompt is None else prompt, sampling=SamplingState(), blocks=((),),
+        row=0,
+        epoch=epoch,
+        request_id="r",
+        token_ids=np.array(tokens, "<i4").tobytes(),
+        num_prompt_tokens=len(tokens) if prompt is None else prompt,
+        sampling=SamplingState(),
+        blocks=((),),
         tenant=tenant,
-    )  # fmt: skip
+    )
 
 
 def batch_of(texts: dict[int, Sequence[int]], limits: Sequence[int]) -> ProposalBatch:

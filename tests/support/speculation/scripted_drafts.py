@@ -26,9 +26,15 @@ class ScriptedProposer:
     """Of known rows; of others it guesses."""
 
     def __init__(
-        self, truth: Mapping[Key, Sequence[int]], vocab: int, *, right: float = 0.7, branches: int = 1, seed: int = 0,
+        self,
+        truth: Mapping[Key, Sequence[int]],
+        vocab: int,
+        *,
+        right: float = 0.7,
+        branches: int = 1,
+        seed: int = 0,
         aux_hidden_states: AuxHiddenStates = NO_AUX_HIDDEN_STATES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             truth: what follows the prompt of a row.
@@ -223,9 +229,17 @@ class SpeculativeHost:
         ids = np.array(prompt, dtype="<i4").tobytes()
         state = SamplingState(**{"temperature": 0.0, **sampling})
         self._new.append(
-            NewRow(row=row, epoch=0, request_id=str(row), token_ids=ids, num_prompt_tokens=len(prompt), sampling=state,
-                   blocks=blocks, adapter=adapter)
-        )  # fmt: skip
+            NewRow(
+                row=row,
+                epoch=0,
+                request_id=str(row),
+                token_ids=ids,
+                num_prompt_tokens=len(prompt),
+                sampling=state,
+                blocks=blocks,
+                adapter=adapter,
+            )
+        )
         self.tokens[row], self.prompts[row], self._done[row] = list(prompt), len(prompt), 0
 
     def step(self, chunk: int = 1000, changes: tuple[RowChange, ...] = ()) -> StepResult:
@@ -241,10 +255,17 @@ class SpeculativeHost:
             self._done[row] += counts[-1]
             self._seen[row] = len(self.tokens[row]) - 1 if speculative else prompt
         plan = StepPlan(
-            step=self.steps, engine_epoch=0, rows=rows, epochs=(0,) * len(rows), starts=tuple(starts),
-            counts=tuple(counts), draft_limits=tuple(limits), new_rows=tuple(self._new), changes=changes,
+            step=self.steps,
+            engine_epoch=0,
+            rows=rows,
+            epochs=(0,) * len(rows),
+            starts=tuple(starts),
+            counts=tuple(counts),
+            draft_limits=tuple(limits),
+            new_rows=tuple(self._new),
+            changes=changes,
             adapters=self.slots,
-        )  # fmt: skip
+        )
         self._new, self.slots, self.steps = [], (), self.steps + 1
         result = self.runner.run(plan)
         failed = {error.row for error in result.errors}

@@ -54,10 +54,17 @@ class EchoWorker:
             ("num_parameters", "weight_bytes", "kv_cache_bytes", "activation_bytes", "memory_free_bytes"), 0
         )
         return WorkerReady(
-            vocab_width=self._tokenizer.size, max_model_len=1 << 17, num_blocks=1 << 14,
-            block_size=config.cache.block_size, groups=(CacheGroup(num_layers=1),), dtype="float32", device="none",
-            architecture="echo", load_seconds=0.0, **zeros,
-        )  # fmt: skip
+            vocab_width=self._tokenizer.size,
+            max_model_len=1 << 17,
+            num_blocks=1 << 14,
+            block_size=config.cache.block_size,
+            groups=(CacheGroup(num_layers=1),),
+            dtype="float32",
+            device="none",
+            architecture="echo",
+            load_seconds=0.0,
+            **zeros,
+        )
 
     def launch(self, plan: StepPlan) -> StepResult:
         for new in plan.new_rows:
@@ -74,9 +81,13 @@ class EchoWorker:
         for row in plan.freed_rows:
             self._scripts.pop(row, None)
         return StepResult(
-            step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs,
-            token_counts=tuple(counts), tokens=tuple(tokens),
-        )  # fmt: skip
+            step=plan.step,
+            engine_epoch=plan.engine_epoch,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            token_counts=tuple(counts),
+            tokens=tuple(tokens),
+        )
 
     def _script(self, prompt: list[int]) -> list[int]:
         said = self._tokenizer.decode(prompt, skip_special_tokens=False).rpartition(BEGIN)[2].partition(END)[0]

@@ -9,10 +9,21 @@ from troupellm.protocol.wire.frames import Assembler, Codec
 from troupellm.protocol.wire.worker import HELLO, Load, Loaded, Progress, ToWorker
 
 READY = WorkerReady(
-    vocab_width=100, max_model_len=64, num_blocks=7, block_size=16, groups=(), dtype="float32", device="cpu",
-    architecture="Fake", num_parameters=1, weight_bytes=1, kv_cache_bytes=1, activation_bytes=1, memory_free_bytes=1,
+    vocab_width=100,
+    max_model_len=64,
+    num_blocks=7,
+    block_size=16,
+    groups=(),
+    dtype="float32",
+    device="cpu",
+    architecture="Fake",
+    num_parameters=1,
+    weight_bytes=1,
+    kv_cache_bytes=1,
+    activation_bytes=1,
+    memory_free_bytes=1,
     load_seconds=0.0,
-)  # fmt: skip
+)
 
 
 class FakeChild:

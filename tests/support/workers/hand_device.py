@@ -3,7 +3,7 @@
 import threading
 from collections import defaultdict
 
-from troupellm.load_tests.fake_worker import FakeWorker
+from troupellm.load_tests.workers.fake import FakeWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait

@@ -56,9 +56,17 @@ class Script:
         state = SamplingState(**{"temperature": 0.0, **sampling})
         ids = np.array(prompt, dtype="<i4").tobytes()
         self._new.append(
-            NewRow(row=row, epoch=epoch, request_id=str(row), token_ids=ids, num_prompt_tokens=self.known[row].prompt,
-                   sampling=state, blocks=((),) * self.runner.rows.num_groups, adapter=adapter)
-        )  # fmt: skip
+            NewRow(
+                row=row,
+                epoch=epoch,
+                request_id=str(row),
+                token_ids=ids,
+                num_prompt_tokens=self.known[row].prompt,
+                sampling=state,
+                blocks=((),) * self.runner.rows.num_groups,
+                adapter=adapter,
+            )
+        )
 
     def step(self, spans: dict[int, int], **more: Any) -> StepResult:
         """Compute so many tokens of each row."""
@@ -72,10 +80,16 @@ class Script:
                 changes.append(RowChange(row=row, appended_blocks=blocks))
         rows = tuple(spans)
         plan = StepPlan(
-            step=len(self.plans), engine_epoch=0, rows=rows, epochs=tuple(self.known[row].epoch for row in rows),
-            starts=tuple(self.known[row].done for row in rows), counts=tuple(spans.values()),
-            new_rows=tuple(new.values()), changes=tuple(changes), **more,
-        )  # fmt: skip
+            step=len(self.plans),
+            engine_epoch=0,
+            rows=rows,
+            epochs=tuple(self.known[row].epoch for row in rows),
+            starts=tuple(self.known[row].done for row in rows),
+            counts=tuple(spans.values()),
+            new_rows=tuple(new.values()),
+            changes=tuple(changes),
+            **more,
+        )
         result = self.runner.run(plan)
         tokens = iter(result.tokens)
         for row, count in zip(rows, result.token_counts, strict=True):
@@ -105,9 +119,7 @@ class Script:
         entry = self.known[row]
         needed = max(-(-length // self.runner.cache.block_size) - entry.held, 0)
         entry.held += needed
-        return tuple(
-            tuple(self.free.pop() for _ in range(needed)) for _ in range(self.runner.rows.num_groups)
-        )  # fmt: skip
+        return tuple(tuple(self.free.pop() for _ in range(needed)) for _ in range(self.runner.rows.num_groups))
 
 
 def plain(result: StepResult) -> StepResult:

@@ -20,9 +20,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(3)
     config = transformers.MistralConfig(
-        vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.5, sliding_window=8,
-    )  # fmt: skip
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        sliding_window=8,
+    )
     transformers.MistralForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -34,12 +41,16 @@ def tokens(folder: Path, backend: str) -> list[list[int]]:
     worker.load(EngineConfig.from_flat(flat), lambda progress: None)
     rows = tuple(
         NewRow(
-            row=row, epoch=0, request_id=str(row), token_ids=np.array(prompt, dtype="<i4").tobytes(),
-            num_prompt_tokens=len(prompt), sampling=SamplingState(temperature=0.0),
+            row=row,
+            epoch=0,
+            request_id=str(row),
+            token_ids=np.array(prompt, dtype="<i4").tobytes(),
+            num_prompt_tokens=len(prompt),
+            sampling=SamplingState(temperature=0.0),
             blocks=(tuple(range(8 * row, 8 * row + 8)),),
         )
         for row, prompt in enumerate(PROMPTS)
-    )  # fmt: skip
+    )
     spans = (
         ({0: (0, 19)}, rows[:1]),
         ({0: (19, 1), 1: (0, 3), 2: (0, 7)}, rows[1:]),
@@ -49,9 +60,14 @@ def tokens(folder: Path, backend: str) -> list[list[int]]:
     found = []
     for step, (span, new) in enumerate(spans):
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=tuple(span), epochs=(0,) * len(span), new_rows=new,
-            starts=tuple(start for start, _ in span.values()), counts=tuple(count for _, count in span.values()),
-        )  # fmt: skip
+            step=step,
+            engine_epoch=0,
+            rows=tuple(span),
+            epochs=(0,) * len(span),
+            new_rows=new,
+            starts=tuple(start for start, _ in span.values()),
+            counts=tuple(count for _, count in span.values()),
+        )
         found.append(list(worker.collect(worker.launch(plan)).tokens))
     worker.close()
     return found

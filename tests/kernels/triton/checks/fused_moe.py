@@ -91,9 +91,10 @@ def experts_of(inputs: Inputs, case: Case, kind: str) -> tuple[StackedExperts, l
     stacked = StackedExperts(stack(gate_up), stack(down), inputs.gate_up_bias, inputs.down_bias, case.swiglu)
     if kind == "plain":
         stacked = replace(
-            stacked, gate_up=replace(stacked.gate_up, values=beside_nan(stacked.gate_up.values)),
+            stacked,
+            gate_up=replace(stacked.gate_up, values=beside_nan(stacked.gate_up.values)),
             down=replace(stacked.down, values=beside_nan(stacked.down.values)),
-        )  # fmt: skip
+        )
     return stacked, gate_up, down
 
 
@@ -108,10 +109,15 @@ def check(case: Case, *, few: bool, kind: str = "plain") -> None:
     assert stacked.gate_up.kind == stacked.down.kind == kind.partition("_groups")[0].partition("_symm")[0]
     got = fused_moe_triton(beside_nan(inputs.x), weights, ids.int(), stacked, few=few)
     expected = fused_moe_reference(
-        inputs.x, weights, ids, dequantized(gate_up), dequantized(down), case.swiglu,
+        inputs.x,
+        weights,
+        ids,
+        dequantized(gate_up),
+        dequantized(down),
+        case.swiglu,
         None if inputs.gate_up_bias is None else tuple(inputs.gate_up_bias),
         None if inputs.down_bias is None else tuple(inputs.down_bias),
-    )  # fmt: skip
+    )
     assert got.dtype == case.dtype
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
 

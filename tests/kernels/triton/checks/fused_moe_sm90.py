@@ -35,10 +35,20 @@ def compiled(name: Kind, kernel: Any, launch: Launch, constants: dict[str, Any],
     """With biases, as the largest variant."""
     values, scales, block = KINDS[name]
     arguments = {
-        "inputs": "*bf16", "weights": values, "bias": "*bf16", "routing": "*fp32", "out": "*bf16", "ids": "*i32",
-        "slots_of": "*i32", "expert_of": "*i32", "count": "*i32", "alpha": "fp32", "limit": "fp32",
-        **dict.fromkeys(SIZES, "i32"), "scales": scales or "",
-    }  # fmt: skip
+        "inputs": "*bf16",
+        "weights": values,
+        "bias": "*bf16",
+        "routing": "*fp32",
+        "out": "*bf16",
+        "ids": "*i32",
+        "slots_of": "*i32",
+        "expert_of": "*i32",
+        "count": "*i32",
+        "alpha": "fp32",
+        "limit": "fp32",
+        **dict.fromkeys(SIZES, "i32"),
+        "scales": scales or "",
+    }
     fixed = {"KIND": CODES[name], "SCALE_K": group or block, **constants}
     fixed |= {"scales": None} if scales is None else {}
     return compile_for(kernel, arguments, launch, fixed)

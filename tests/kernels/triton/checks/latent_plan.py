@@ -14,10 +14,22 @@ BLOCK_SIZE = 16
 def config() -> DecoderConfig:
     latent = MlaConfig(latent=16, rotated=8, plain=8, value=8, query_latent=None)
     return DecoderConfig(
-        architecture="DeepseekV2ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=32, num_layers=1,
-        num_heads=4, num_kv_heads=1, head_dim=24, rms_norm_eps=1e-5, max_position_embeddings=64, rope=RopeConfig(),
-        tie_word_embeddings=False, checkpoint_dtype="float32", windows=(None,), mla=latent,
-    )  # fmt: skip
+        architecture="DeepseekV2ForCausalLM",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=24,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=64,
+        rope=RopeConfig(),
+        tie_word_embeddings=False,
+        checkpoint_dtype="float32",
+        windows=(None,),
+        mla=latent,
+    )
 
 
 def narrow(*values: int) -> torch.Tensor:

@@ -29,17 +29,27 @@ def check(case: Case, *, programs: int | None = None, dtype: torch.dtype | None 
         case.heads, 1, case.latent + case.rotated, case.block_size, kv_dtype=cache.dtype, latent=case.latent
     )
     plan = DevicePlan.from_host(
-        inputs.plan.block_tables.numpy(), np.array(case.contexts), np.array(case.counts), shape=shape, device=DEVICE,
-        decode=SMALL, programs=programs,
-    )  # fmt: skip
+        inputs.plan.block_tables.numpy(),
+        np.array(case.contexts),
+        np.array(case.counts),
+        shape=shape,
+        device=DEVICE,
+        decode=SMALL,
+        programs=programs,
+    )
     query, cache, key_weight, value_weight = (
         part.to(DEVICE) for part in (inputs.query, cache, inputs.key_weight, inputs.value_weight)
     )
     got = mla_attention(query, cache, plan, key_weight, value_weight, inputs.scale)
     expected = mla_attention_reference(
-        inputs.query, expected_cache, inputs.plan.block_tables, inputs.items, inputs.key_weight, inputs.value_weight,
+        inputs.query,
+        expected_cache,
+        inputs.plan.block_tables,
+        inputs.items,
+        inputs.key_weight,
+        inputs.value_weight,
         inputs.scale,
-    )  # fmt: skip
+    )
     torch.testing.assert_close(got.cpu().float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
@@ -69,11 +79,22 @@ def test_long_rows_are_expanded_and_the_others_absorbed(rows: tuple[int, ...]) -
     inputs = make_inputs(case, "cpu", 1)
     mla = MlaConfig(latent=case.latent, rotated=case.rotated, plain=case.plain, value=case.value, query_latent=None)
     config = DecoderConfig(
-        architecture="DeepseekV2ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=32, num_layers=1,
-        num_heads=case.heads, num_kv_heads=1, head_dim=case.latent + case.rotated, rms_norm_eps=1e-5,
-        max_position_embeddings=64, rope=RopeConfig(), tie_word_embeddings=False, checkpoint_dtype="float32",
-        windows=(None,), mla=mla,
-    )  # fmt: skip
+        architecture="DeepseekV2ForCausalLM",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_layers=1,
+        num_heads=case.heads,
+        num_kv_heads=1,
+        head_dim=case.latent + case.rotated,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=64,
+        rope=RopeConfig(),
+        tie_word_embeddings=False,
+        checkpoint_dtype="float32",
+        windows=(None,),
+        mla=mla,
+    )
     order = np.array(rows)
     kept = np.repeat(np.isin(np.arange(4), order), case.counts)
     counts = np.where(np.isin(np.arange(4), order), case.counts, 0)
@@ -81,9 +102,12 @@ def test_long_rows_are_expanded_and_the_others_absorbed(rows: tuple[int, ...]) -
     known = np.stack((stops - counts, stops, np.array(case.contexts) + case.counts))[:, order]
     owners = np.repeat(np.argsort(order), counts[np.sort(order)])
     spans = DeviceSpans(
-        *torch.tensor(known, dtype=torch.int32, device=DEVICE), num_tokens=int(stops[-1]), decode_rows=1,
-        owners=torch.tensor(owners, device=DEVICE), known=known,
-    )  # fmt: skip
+        *torch.tensor(known, dtype=torch.int32, device=DEVICE),
+        num_tokens=int(stops[-1]),
+        decode_rows=1,
+        owners=torch.tensor(owners, device=DEVICE),
+        known=known,
+    )
     tables = inputs.plan.block_tables[order].to(DEVICE)
     plan = triton_planner(config, case.block_size, torch.float32, invariant=False)(tables, spans, None)
     assert isinstance(plan, DevicePlan)
@@ -96,7 +120,12 @@ def test_long_rows_are_expanded_and_the_others_absorbed(rows: tuple[int, ...]) -
     )
     got = mla_attention(query, cache, plan, key_weight, value_weight, inputs.scale)
     expected = mla_attention_reference(
-        inputs.query, inputs.cache, inputs.plan.block_tables, inputs.items, inputs.key_weight, inputs.value_weight,
+        inputs.query,
+        inputs.cache,
+        inputs.plan.block_tables,
+        inputs.items,
+        inputs.key_weight,
+        inputs.value_weight,
         inputs.scale,
-    )[kept]  # fmt: skip
+    )[kept]
     torch.testing.assert_close(got.cpu(), expected, atol=2e-5, rtol=2e-5)

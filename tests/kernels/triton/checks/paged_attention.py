@@ -50,8 +50,14 @@ def host_tables(case: Case) -> tuple[torch.Tensor, AttentionPlan]:
 def run(case: Case, inputs: Inputs, scale: float) -> torch.Tensor:
     out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=DEVICE)
     triton_launch.run(
-        inputs.query, (inputs.keys, inputs.values), inputs.plan, scale, out, softcap=case.softcap, sinks=inputs.sinks,
-    )  # fmt: skip
+        inputs.query,
+        (inputs.keys, inputs.values),
+        inputs.plan,
+        scale,
+        out,
+        softcap=case.softcap,
+        sinks=inputs.sinks,
+    )
     return out.cpu()
 
 
@@ -154,9 +160,14 @@ def test_a_token_is_the_same_to_the_bit_beside_others_and_in_any_chunk(start: in
     alone = Case("alone", (40,), (1,), 4, 2, 16, window=30)
     tables = host_tables(crowd)[0].numpy()[:1].copy()
     plan = DevicePlan.from_host(
-        tables, np.array([40]), np.array([1]), shape=inputs.plan.shape, device=DEVICE, invariant=True,
+        tables,
+        np.array([40]),
+        np.array([1]),
+        shape=inputs.plan.shape,
+        device=DEVICE,
+        invariant=True,
         extend=SMALL_EXTEND,
-    )  # fmt: skip
+    )
     last = replace(inputs, query=inputs.query[count - 1 : count], plan=plan)
     assert torch.equal(run(alone, last, 0.25)[0], got)
 

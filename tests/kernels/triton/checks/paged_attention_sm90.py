@@ -21,21 +21,43 @@ TREE = {"tree_bases": "*i32", "tree_nodes": "*i64", "tree_positions": "*i32"}
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv"}
 
 
-def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, io: str = "bf16", softcap: bool = False,
-             sinks: bool = False, tree: bool = False, more: dict[str, str] | None = None,
-             **constants: int) -> Report:  # fmt: skip
+def compiled(
+    kernel: Any,
+    shape: AttentionShape,
+    launch: Launch,
+    *,
+    io: str = "bf16",
+    softcap: bool = False,
+    sinks: bool = False,
+    tree: bool = False,
+    more: dict[str, str] | None = None,
+    **constants: int,
+) -> Report:
     kv = TYPES[shape.kv_dtype]
     arguments = {
-        **dict.fromkeys(("query", "out"), f"*{io}"), **dict.fromkeys(("keys", "values"), f"*{kv}"),
+        **dict.fromkeys(("query", "out"), f"*{io}"),
+        **dict.fromkeys(("keys", "values"), f"*{kv}"),
         **dict.fromkeys(("key_scales", "value_scales", "sinks", "part_sums", "part_stats"), "*fp32"),
-        **dict.fromkeys(POINTERS, "*i32"), **dict.fromkeys(NUMBERS, "i32"), **TREE,
-        **(more or {}), "table_stride": "i32:1", "programs": "i32:1", "pre_scale": "fp32", "post_scale": "fp32",
-    }  # fmt: skip
+        **dict.fromkeys(POINTERS, "*i32"),
+        **dict.fromkeys(NUMBERS, "i32"),
+        **TREE,
+        **(more or {}),
+        "table_stride": "i32:1",
+        "programs": "i32:1",
+        "pre_scale": "fp32",
+        "post_scale": "fp32",
+    }
     fixed: dict[str, Any] = {
         "ROW": shape.head_dim + (4 if kv == "i8" else 0),
-        "KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "DIM": shape.padded_dim,
-        "WINDOW": shape.window or 0, "PAGE": shape.block_size, "SOFT_CAP": softcap, **constants,
-    }  # fmt: skip
+        "KV_HEADS": shape.num_kv_heads,
+        "GROUP": shape.group,
+        "HEAD_DIM": shape.head_dim,
+        "DIM": shape.padded_dim,
+        "WINDOW": shape.window or 0,
+        "PAGE": shape.block_size,
+        "SOFT_CAP": softcap,
+        **constants,
+    }
     fixed |= {} if sinks else {"sinks": None}
     fixed |= {} if tree else dict.fromkeys(TREE)
     fixed |= {} if kv == "i8" else {"key_scales": None, "value_scales": None}

@@ -9,6 +9,7 @@ from troupellm.kernels.act_quant import cases as code_cases
 from troupellm.kernels.act_quant.reference import quantize_activation_reference
 from troupellm.kernels.act_quant.triton_act_quant import quantize_activation_triton
 from troupellm.kernels.common.triton import check_device
+from troupellm.kernels.common.triton_probe import launch_error
 from troupellm.kernels.gated_act import cases as gate_cases
 from troupellm.kernels.gated_act.reference import gelu_mul_reference, silu_mul_reference
 from troupellm.kernels.gated_act.triton_gate import gate_quantized_triton, gate_triton
@@ -217,3 +218,8 @@ def test_writing_alone_equals_the_reference(case: write_cases.Case) -> None:
     kv_write_triton(between_nan(key), between_nan(value), *caches, rows)
     for cache, wanted in zip(caches, expected, strict=True):
         assert torch.equal(cache, wanted)
+
+
+def test_the_probe_launches_a_kernel() -> None:
+    assert launch_error(check_device()) == ""
+    assert "does not launch kernels on meta" in launch_error(torch.device("meta"))

@@ -22,27 +22,45 @@ def check(kernel: Any, arguments: dict[str, str], launch: Launch, constants: dic
 
 def norm(size: int, out: str = "*bf16", *, residual: bool = True, offset: bool = False) -> None:
     arguments = {
-        **dict.fromkeys(("x", "residual", "weight"), "*bf16"), "out": out, "scales": "*fp32", "rows": "i32:1",
-        **dict.fromkeys(("inner", "outer_stride", "inner_stride", "residual_stride"), "i32"), "eps": "fp32",
+        **dict.fromkeys(("x", "residual", "weight"), "*bf16"),
+        "out": out,
+        "scales": "*fp32",
+        "rows": "i32:1",
+        **dict.fromkeys(("inner", "outer_stride", "inner_stride", "residual_stride"), "i32"),
+        "eps": "fp32",
         "offset": "fp32",
-    }  # fmt: skip
+    }
     missing = ([] if residual else ["residual"]) + (["scales"] if out == "*bf16" else [])
     check(rms_norm_kernel, arguments, norm_launch(size), {"OFFSET": offset, **dict.fromkeys(missing)})
 
 
-def heads(cache: str = "*bf16", *, half: int = 64, interleaved: bool = False, normed: bool = True,
-          queries: int = 32, kv: int = 8) -> None:  # fmt: skip
+def heads(
+    cache: str = "*bf16",
+    *,
+    half: int = 64,
+    interleaved: bool = False,
+    normed: bool = True,
+    queries: int = 32,
+    kv: int = 8,
+) -> None:
     strides = ("query_stride", "query_head", "key_stride", "key_head", "value_stride", "value_head", "angle_stride")
     arguments = {
         **dict.fromkeys(("query", "key", "value", "query_norm", "key_norm", "cos", "sin", "out"), "*bf16"),
-        "rows_of": "*i64", **dict.fromkeys(("key_cache", "value_cache"), cache),
-        **dict.fromkeys(("key_scales", "value_scales"), "*fp32"), **dict.fromkeys(strides, "i32"), "tokens": "i32:1",
+        "rows_of": "*i64",
+        **dict.fromkeys(("key_cache", "value_cache"), cache),
+        **dict.fromkeys(("key_scales", "value_scales"), "*fp32"),
+        **dict.fromkeys(strides, "i32"),
+        "tokens": "i32:1",
         "eps": "fp32",
-    }  # fmt: skip
+    }
     constants: dict[str, Any] = {
-        "HEADS": queries, "KV_HEADS": kv, "HEAD_DIM": 128, "HALF": half, "INTERLEAVED": interleaved,
+        "HEADS": queries,
+        "KV_HEADS": kv,
+        "HEAD_DIM": 128,
+        "HALF": half,
+        "INTERLEAVED": interleaved,
         "ROW": 132 if cache == "*i8" else 128,
-    }  # fmt: skip
+    }
     missing = ([] if normed else ["query_norm", "key_norm"]) + (
         [] if cache == "*i8" else ["key_scales", "value_scales"]
     )

@@ -142,8 +142,9 @@ def test_rows_that_are_unfit_fail_alone() -> None:
     given = [part.to(DEVICE) for part in (k, p, codes)]
     tokens, _ = truncated_triton(between_nan(logits.to(DEVICE)), *given, keys=keys.to(DEVICE))
     assert tokens[:3].tolist() == [-1, -1, -1]
-    whole, _ = truncated_triton(logits[3:].to(DEVICE), *(part[3:] for part in given[:2]), given[2],
-                                keys=keys[3:].to(DEVICE))  # fmt: skip
+    whole, _ = truncated_triton(
+        logits[3:].to(DEVICE), *(part[3:] for part in given[:2]), given[2], keys=keys[3:].to(DEVICE)
+    )
     assert tokens[3:].equal(whole)
 
 
