@@ -235,14 +235,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "cache_salt=asked.cache_salt, adapter=adapter, media=media",
         "cache_salt=asked.cache_salt, media=media",
     ),
-    "adapters that wait are never looked at again": Mutation(
-        "actors.scheduler.adapter_gate",
-        "if not (self._dirty or slots.freed or now >= self._next_review):",
-        "if not self._dirty:",
-    ),
-    "an aborted request waits for its adapter all the same": Mutation(
-        "actors.adapters.actor", "                self._drop(request)\n", "                pass\n"
-    ),
     "the message in hand is lost in a crash": Mutation(
         "actors.runtime.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),
