@@ -16,9 +16,9 @@ from troupellm.tests.support.checkpoints.decoder_pairs import (
     VARIANTS,
     Driver,
     Pair,
-    check_ragged_batch,
     make_prompt,
 )
+from troupellm.tests.support.checkpoints.ragged_batch import check_ragged_batch
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 ROWS = [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in FAMILIES]

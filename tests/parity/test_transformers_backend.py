@@ -31,9 +31,9 @@ from troupellm.tests.support.checkpoints.decoder_pairs import (
     SIZES,
     Driver,
     Pair,
-    check_ragged_batch,
     make_prompt,
 )
+from troupellm.tests.support.checkpoints.ragged_batch import check_ragged_batch
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 FAMILIES = {
