@@ -76,6 +76,7 @@ def checkpoint_bytes(stored: Checkpoint, dtype: torch.dtype, device: torch.devic
     total = 0
     for name in [name for name in stored.names() if name.startswith(prefix)]:
         layer, _, last = name.rpartition(".")
+        layer = layer.partition(".weight.")[0].removesuffix(".weight")  # bitsandbytes has tensors below the weight
         if layer not in quantized:
             outline = stored.form.outline(stored, layer) if isinstance(stored, QuantizedCheckpoint) else None
             quantized[layer] = outline is not None
