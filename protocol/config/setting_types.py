@@ -9,7 +9,7 @@ OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
 """How weights are quantized while they are read."""
 StoredAs = Literal[
     "awq", "gptq", "compressed-tensors", "gguf", "quark", "mxfp4", "modelopt", "auto-round", "bitsandbytes"
-]  # fmt: skip
+]
 """How the weights of a checkpoint are quantized already."""
 EventDetail = Literal["off", "keys", "tokens"]
 """How much the events of KV blocks tell."""

@@ -52,7 +52,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Store]] = {
     "five_bits": (config(":auto_gptq", bits=5, group_size=-1), words(bits=5, group_size=-1)),
     "seven_bits": (config(":gptqmodel", bits=7), words(bits=7, checkpoint_format="gptq_v2")),
     "fp8_static": (
-        config(":fp8_static", **EIGHT, group_size=0, activation_scheme="static"), lambda _, w: whole(w, static=True),
+        config(":fp8_static", **EIGHT, group_size=0, activation_scheme="static"),
+        lambda _, w: whole(w, static=True),
     ),
     "fp8_channels": (config(":fp8", **EIGHT, group_size=-1, act_dynamic=True), lambda _, w: channels(w)),
     "fp8_weights": (config(":fp8", **EIGHT | {"act_bits": 16}, group_size=-1), lambda _, w: channels(w)),
@@ -63,13 +64,17 @@ FORMATS: dict[str, tuple[dict[str, Any], Store]] = {
     ),
     "mxfp4_and_mxfp8": (
         config(
-            ":llm_compressor", data_type="mx_fp", act_bits=4, extra_config={
-                PLAIN: {"bits": 16}, r".*mlp.*down_proj.*": {"bits": 8, "act_bits": 8},
+            ":llm_compressor",
+            data_type="mx_fp",
+            act_bits=4,
+            extra_config={
+                PLAIN: {"bits": 16},
+                r".*mlp.*down_proj.*": {"bits": 8, "act_bits": 8},
             },
         ),
         some_eight,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)

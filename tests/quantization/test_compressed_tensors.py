@@ -60,9 +60,11 @@ def test_older_versions_leave_the_last_bits_of_words_unused(tmp_path: Path, bits
     zeros = torch.randint(0, 1 << bits, (rows, columns // size), generator=torch.Generator().manual_seed(9))
     scale = torch.rand(rows, columns // size)
     stored = {
-        "weight_packed": with_gaps(values, bits), "weight_zero_point": with_gaps(zeros.t(), bits).t(),
-        "weight_scale": scale, "weight_shape": torch.tensor([rows, columns]),
-    }  # fmt: skip
+        "weight_packed": with_gaps(values, bits),
+        "weight_zero_point": with_gaps(zeros.t(), bits).t(),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor([rows, columns]),
+    }
     save_sharded(tmp_path, {f"{layer}.{key}": tensor.contiguous() for key, tensor in stored.items()})
     weights = {"num_bits": bits, "type": "int", "symmetric": False, "strategy": "group", "group_size": size}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}

@@ -22,7 +22,7 @@ FEWEST = {"nf4": 17, "fp4": 15}
 
 
 def four_bits(weight: Tensor, kind: str, *, nested: bool) -> Stored:
-    """Blocks are of the flattened weight, whatever its rows are. The first of a pair has the high bits."""
+    """Blocks are of the flattened weight and go on in the next row. The first of a pair has the high bits."""
     flat, table = weight.flatten(), TABLES[kind]
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     state = {"quant_type": kind, "blocksize": BLOCK, "dtype": "float32", "shape": list(weight.shape)}
@@ -32,9 +32,11 @@ def four_bits(weight: Tensor, kind: str, *, nested: bool) -> Stored:
     codes = codes.flatten()[: len(flat)].to(torch.uint8)
     assert signal_to_error(weight, meant) > FEWEST[kind]
     return {
-        "weight": (codes[::2] << 4 | codes[1::2])[:, None], "weight.absmax": largest, "weight.quant_map": table,
+        "weight": (codes[::2] << 4 | codes[1::2])[:, None],
+        "weight.absmax": largest,
+        "weight.quant_map": table,
         f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
-    } | {f"weight.{key}": tensor for key, tensor in stored.items()}, meant  # fmt: skip
+    } | {f"weight.{key}": tensor for key, tensor in stored.items()}, meant
 
 
 def eight_bits(largest: Tensor, state: dict[str, object]) -> Stored:
