@@ -15,8 +15,9 @@ from troupellm.kernels.quantized_linear.int8 import Int8Channel
 from troupellm.kernels.quantized_linear.merge import Weight, merge
 from troupellm.kernels.quantized_linear.mx import Mx
 from troupellm.kernels.quantized_linear.outline import Outline
+from troupellm.kernels.quantized_linear.table4 import Table4
 
 __all__ = [
     "FastProduct", "FewRows", "Fp8", "GgufBlocks", "GgufMixture", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx",
-    "Outline", "QuantizedWeight", "Unmergeable", "Weight", "fast_product", "held_bytes", "merge", "stays",
+    "Outline", "QuantizedWeight", "Table4", "Unmergeable", "Weight", "fast_product", "held_bytes", "merge", "stays",
 ]  # fmt: skip

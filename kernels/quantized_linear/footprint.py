@@ -14,7 +14,7 @@ from troupellm.kernels.quantized_linear import cpu_packed
 from troupellm.kernels.quantized_linear.outline import Code, Outline
 
 BYTES: dict[Code, float] = {
-    "int8": 1, "int4": 0.5, "table4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1,
+    "int8": 1, "int4": 0.5, "table4": 0.5, "float4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1,
     "mxfp8_e5m2": 1,
 }  # fmt: skip
 """Bytes of a number in its code; six-bit codes are stored in eight bits."""

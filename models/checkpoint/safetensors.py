@@ -130,6 +130,14 @@ class Checkpoint:
         self._taken(tensor.nbytes)
         return tensor
 
+    def peek(self, name: str, shape: tuple[int, ...], *kinds: str) -> Tensor:
+        """As `raw`, of a small tensor that is still to be taken."""
+        home = self._homes.get(name)
+        tensor = self._read(name, shape, frozenset(kinds))
+        if home is not None:
+            self._homes[name] = home
+        return tensor
+
     def _read(self, name: str, shape: tuple[int, ...], kinds: frozenset[str]) -> Tensor:
         file = self._homes.pop(name, None)
         if file is None:

@@ -51,7 +51,11 @@ def read_decoder(
     if model.implementation == "transformers":
         from troupellm.models.transformers_backend.decoder import TransformersDecoder, read_model
 
-        network = read_model(folder, model, dtype, dummy=dummy, seed=config.seed)
+        if form is not None and not dummy:
+            for note in form.notes():
+                progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
+        mode = on_load_mode(config.quantization)
+        network = read_model(folder, model, dtype, dummy=dummy, seed=config.seed, form=form, mode=mode)
         progress(LoadProgress(phase="weights", done=budget.weight_bytes, total=budget.weight_bytes))
         return TransformersDecoder(model, network, max_model_len=budget.max_model_len)
     if dummy:

@@ -14,13 +14,15 @@ from troupellm.kernels.linear import pack
 from troupellm.kernels.quantized_linear import Fp8, Int4Group, Mx, QuantizedWeight, cpu_packed, held_bytes, stays
 from troupellm.kernels.quantized_linear.gpu import EightBitProduct, PackedGpuProduct, gpu_product
 from troupellm.models.worker.quantization_report import quantization_report
+from troupellm.tests.support.quantized.quantized_weights import table4
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-NAMES = (*kinds(), "mxfp8", "fp8_e5m2", "odd", "ordered")
+NAMES = (*kinds(), "mxfp8", "fp8_e5m2", "odd", "ordered", "nf4")
 HALF_KEPT = {"int8"}
 """By a CPU that computes in bfloat16."""
-DEQUANTIZED_BY_GPU = {"mxfp4", "fp8_e5m2", "odd"}
-UNSTACKED_BY_GPU = {"mxfp6", "mxfp8", "fp8_tiles", "ordered"}
+DEQUANTIZED_BY_GPU = {"mxfp4", "nvfp4", "nf4", "fp8_e5m2", "odd"}
+UNSTACKED_BY_GPU = {"mxfp6", "mxfp8", "nvfp4", "nf4", "fp8_tiles", "ordered"}
+NEVER_KEPT = ("fp8_e5m2", "odd", "nf4")
 needs_triton = pytest.mark.skipif(not installed(), reason="no triton")
 
 
@@ -35,6 +37,8 @@ def made(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Quanti
         case "odd":
             weight = Fp8.quantize(plain[:, :255])
             weight.eight_bit_inputs = False
+        case "nf4":
+            weight = table4(torch.linspace(-1, 1, 16) ** 3, 64, seed)
         case "ordered":
             grouped = Int4Group.quantize(plain, 32)
             group = torch.arange(256, dtype=torch.int32) % 8
@@ -63,7 +67,7 @@ def test_a_weight_that_stays_quantized_on_a_cpu_gives_its_product(
     (outline,) = weight.outlines
     kept = pack(weight).fast is not None
     assert stays(outline, CPU, dtype) == kept
-    assert kept == (name in HALF_KEPT or (dtype == torch.float32 and compiled and name not in ("fp8_e5m2", "odd")))
+    assert kept == (name in HALF_KEPT or (dtype == torch.float32 and compiled and name not in NEVER_KEPT))
     if not kept:
         assert held_bytes(outline, CPU, dtype) == weight.shape[0] * weight.shape[1] * dtype.itemsize
 
