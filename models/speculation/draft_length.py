@@ -34,7 +34,7 @@ LOOKS, PATIENCE = 3, 8  # steps in which all rows draft at first, and in which n
 SHARE, MOST_FAILS = 0.01, 1  # of the time that trials may cost, and how often it is halved
 ALLOWED, CREDIT, LEAST_LOSS = 4.0, 8.0, 0.25
 """Steps without drafts: how far in the red an account may be, how much gain it remembers, and the loss of any trial."""
-STRETCH = 32
+STRETCH = 16
 """Steps of a rest that are timed together."""
 TIMED, OUTLIER = 16, 2.5
 """The last times count, up to this multiple of their median."""
@@ -182,8 +182,9 @@ class DraftLength:
             mixed: some rows compute more than one position.
             left: steps of the last rest that did not come.
         """
-        if self._last is not None and not (self._fresh and self._last[1] <= FEW_ROWS):  # was there nothing to do?
-            self._time(moment - self._last[0], self._last[1], self._last[2] - left)
+        if self._last is not None:
+            began, rows, rested = self._last
+            self._time(moment - began, rows, rested - left, idle=self._fresh and rows <= FEW_ROWS)
         account, known = self._account(batch_size), self._seconds_of(batch_size)
         if account.wakes(new_row=self._fresh):
             known.relax()
@@ -253,14 +254,17 @@ class DraftLength:
         count = best + 1 if speeds[best] * costs.level > least * batch_size else 0
         self._depths[slots] = np.bincount(order[:count] // depth, minlength=slots.size)
 
-    def _time(self, seconds: float, rows: int, rested: int) -> None:
-        """Take in what has ended: so many steps of a rest, or 0 and a step that might draft."""
+    def _time(self, seconds: float, rows: int, rested: int, *, idle: bool) -> None:
+        """Take in what has ended: so many steps of a rest, or 0 and a step that might draft. idle: perhaps there was
+        nothing to do at its end, so that its seconds say nothing."""
         account, known = self._account(rows), self._seconds_of(rows)
-        if rested > 0:
+        if rested > 0 and idle:
+            account.rested(0, rested * self._plain_of(rows))
+        elif rested > 0:
             self._plain.setdefault(rounded(rows), deque(maxlen=TIMED)).append(seconds / rested)
             known.learn(0, seconds / rested)
             account.rested(rested, seconds)
-        else:
+        elif not idle:
             if self._drafts and seconds > self._proposing:
                 known.learn(self._drafts, seconds - self._proposing)
             account.drafted(seconds, self._plain_of(rows), 1 + self._kept / rows)

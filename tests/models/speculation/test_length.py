@@ -229,12 +229,12 @@ def test_a_proposer_that_is_never_right_sleeps_nearly_always() -> None:
 
 
 def test_a_new_row_wakes_a_proposer_that_has_slept_for_a_while() -> None:
-    crowd, given = Crowd(1, small_model), []
+    crowd, given = Crowd(1, lambda rows, drafts: 2.0 if drafts else 1.0), []
     for step in range(6000):
         if step % 100 == 0:
             crowd.add_row()
         given.append(crowd.step(keeps=step >= 2000) or 0)
-    assert sum(map(bool, given[:2000])) < 80
+    assert 3 < sum(map(bool, given[:2000])) < 40
     woken = next(step for step in range(2000, 6000) if given[step])
     assert woken % 100 < 2, "with a new row"
     assert np.mean(given[woken + 30 :]) > 3.3

@@ -199,3 +199,21 @@ def test_a_rest_that_is_cut_short_counts_as_long_as_it_was() -> None:
             left, number, moment = planned - took, number + took, moment + took
         steps.append(number)
     assert steps[0] == steps[1] == 8
+
+
+def test_a_sleep_ends_among_short_answers_too() -> None:
+    """Each new row may have been waited for, so that the time until it says nothing; the steps before it count."""
+    length, moment, drafting = DraftLength([1]), 0.0, list[int]()
+    counted, slots = CountedRests(length), np.arange(1)
+    for step in range(2000):
+        if step % 12 == 0:
+            counted.add_row(0)
+            moment += 50.0
+        if not counted.rests(1, moment):
+            length.limits(slots, 1, np.ones(1, np.int64))
+            length.learn(slots, np.ones(1, np.int64), np.zeros(1, np.int64))
+            drafting.append(step)
+            moment += 1.0
+        moment += 1.0
+    assert 10 < len(drafting) < 200
+    assert drafting[-1] > 1500
