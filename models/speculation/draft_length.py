@@ -120,11 +120,13 @@ class Account:
         """Take in steps without drafts."""
         self.plain, self.owed = max(0, self.plain - steps), self.owed - seconds
 
-    def drafted(self, seconds: float, plain: float, tokens: float) -> None:
-        """Take in a step that might draft, where one without drafts takes `plain` seconds: its tokens per row."""
+    def drafted(self, seconds: float, proposing: float, plain: float, tokens: float) -> None:
+        """Take in a step that might draft, where one without drafts takes `plain` seconds: its tokens per row, and the
+        proposer's seconds in it, which count in full: behind every sleep it may have much to read."""
         if self.off:
             return
-        self._steps.append((seconds, plain * tokens))
+        own = proposing if self._fails else 0.0  # what is slow the first time alone is an accident
+        self._steps.append((seconds - own, own - plain * tokens))
         self._count, self._since = self._count + 1, self._since + 1
         if self._count <= LOOKS:
             return  # first steps of a kind take long, of which there must be others to be told
@@ -139,7 +141,7 @@ class Account:
     def _loss(self, last: int) -> float:
         """Seconds lost in the last steps."""
         most = OUTLIER * median(seconds for seconds, _ in self._steps)
-        return sum(min(seconds, most) - earned for seconds, earned in list(self._steps)[-last:])
+        return sum(min(seconds, most) + more for seconds, more in list(self._steps)[-last:])
 
     def _fail(self, plain: float) -> None:
         lost = self._lost if self._count > LOOKS else self._loss(self._count) if self._count else 0.0
@@ -267,7 +269,7 @@ class DraftLength:
         elif not idle:
             if self._drafts and seconds > self._proposing:
                 known.learn(self._drafts, seconds - self._proposing)
-            account.drafted(seconds, self._plain_of(rows), 1 + self._kept / rows)
+            account.drafted(seconds, self._proposing, self._plain_of(rows), 1 + self._kept / rows)
 
     def _plain_of(self, rows: int) -> float:
         """Seconds of a step without drafts; where rows come and go, of the nearest batch size that was seen."""

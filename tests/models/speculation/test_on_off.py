@@ -146,7 +146,7 @@ def test_each_step_is_compared_with_those_of_as_many_rows(sizes: tuple[int, int]
     counted = CountedRests(length)
     for slot in range(32):
         counted.add_row(slot)
-    for step in range(2000):
+    for step in range(800):
         rows = sizes[step % 2]
         slots, took = np.arange(rows), rows / 20
         if not counted.rests(rows, moment):
@@ -157,7 +157,7 @@ def test_each_step_is_compared_with_those_of_as_many_rows(sizes: tuple[int, int]
                 drafting += 1
                 took *= (1 + kept.mean()) / speed
         moment += took
-    assert drafting > 1000 if pays else 3 <= drafting < 400
+    assert drafting > 400 if pays else 3 <= drafting < 200
 
 
 class Alone:
@@ -167,7 +167,7 @@ class Alone:
         length, source, slots = DraftLength([1]), random.Random(4), np.arange(1)
         counted, self.seconds, self.tokens = CountedRests(length), 0.0, 0
         counted.add_row(0)
-        for _ in range(6000):
+        for _ in range(round(1800 + 120 * cost)):
             self.tokens += 1
             if counted.rests(1, self.seconds):
                 self.seconds += 1.0
@@ -217,3 +217,21 @@ def test_a_sleep_ends_among_short_answers_too() -> None:
         moment += 1.0
     assert 10 < len(drafting) < 200
     assert drafting[-1] > 1500
+
+
+def test_what_a_proposer_reads_behind_every_sleep_counts_as_its_cost() -> None:
+    length, moment, asked = DraftLength([1]), 0.0, 0
+    counted, slots = CountedRests(length), np.arange(1)
+    counted.add_row(0)
+    slept = True
+    for _ in range(40_000):
+        rests = counted.rests(1, moment)
+        if not rests:
+            length.limits(slots, 1, np.ones(1, np.int64))
+            reading = 60.0 if slept else 0.0
+            length.learn(slots, np.ones(1, np.int64), np.zeros(1, np.int64), reading)
+            moment += 0.1 + reading
+            asked += 1
+        slept, moment = rests, moment + 1.0
+    assert asked > 10
+    assert moment < 1.02 * 40_000
