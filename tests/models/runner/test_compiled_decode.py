@@ -201,10 +201,13 @@ class Dozing(Speechless):
 
 @pytest.mark.parametrize(
     ("kind", "shown", "calls"),
-    [(Speechless, NO_AUX_HIDDEN_STATES, 20), (Speechless, AuxHiddenStates(last=True), 0),
-     (Dozing, AuxHiddenStates(last=True), 16)],
+    [
+        (Speechless, NO_AUX_HIDDEN_STATES, 20),
+        (Speechless, AuxHiddenStates(last=True), 0),
+        (Dozing, AuxHiddenStates(last=True), 16),
+    ],
     ids=["reads tokens", "reads every step", "reads four steps"],
-)  # fmt: skip
+)
 def test_a_step_in_which_no_row_drafts_is_the_one_call_unless_the_proposer_is_shown_it(
     kind: type[Speechless], shown: AuxHiddenStates, calls: int, tmp_path: Path
 ) -> None:
