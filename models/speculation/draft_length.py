@@ -6,7 +6,7 @@ number of drafts. The likeliest next draft of any row is added as long as expect
 On and off: these estimates miss costs outside of the step. So, for each range of batch sizes, an account of seconds is
 kept. A step that may draft takes its time out, and pays in the time that its tokens take without drafts. Once the
 account is four steps in the red, or no row is worth a draft, drafting is off until steps without drafts have taken a
-hundred times the loss, or half of that and a new row comes; twice as long if it fails again. So trials
+hundred times the loss since it went on, or half of that and a new row comes; twice as long if it fails again. So trials
 cost 2 % of the time at most, on every machine. The same observations give the same decisions.
 """
 
@@ -33,7 +33,7 @@ PLAIN_AGAIN, MOST_AGAIN = 64, 1024
 LOOKS, PATIENCE = 3, 8  # steps in which all rows draft at first, and in which none need be worth a draft later
 SHARE, MOST_FAILS = 0.01, 1  # of the time that trials may cost, and how often it is halved
 ALLOWED, CREDIT, LEAST_LOSS = 4.0, 8.0, 0.25
-"""Steps without drafts: how far in the red an account may be, how much gain it remembers, and the loss of any trial."""
+"""Steps without drafts: how far in the red an account may be, how much gain that minds, and the loss of any trial."""
 STRETCH = 16
 """Steps of a rest that are timed together."""
 TIMED, OUTLIER = 16, 2.5
@@ -96,7 +96,7 @@ class Account:
     def _begin(self) -> None:
         self.off, self.looks, self._patience, self._worthless = False, LOOKS, 0, 0
         self._steps = deque[tuple[float, float]](maxlen=TIMED)
-        self._count, self._lost = 0, 0.0
+        self._count, self._lost, self._net = 0, 0.0, 0.0
 
     def wakes(self, *, new_row: bool) -> bool:
         """True if drafting is on again from the coming step on."""
@@ -130,7 +130,8 @@ class Account:
         self._count, self._since = self._count + 1, self._since + 1
         if self._count <= LOOKS:
             return  # first steps of a kind take long, of which there must be others to be told
-        self._lost = max(self._lost + self._loss(LOOKS + 1 if self._count == LOOKS + 1 else 1), -CREDIT * plain)
+        loss = self._loss(LOOKS + 1 if self._count == LOOKS + 1 else 1)
+        self._net, self._lost = self._net + loss, max(self._lost + loss, -CREDIT * plain)
         if self._lost <= -CREDIT * plain:
             self._fails = 0
         if self._lost > ALLOWED * plain:
@@ -144,7 +145,7 @@ class Account:
         return sum(min(seconds, most) + more for seconds, more in list(self._steps)[-last:])
 
     def _fail(self, plain: float) -> None:
-        lost = self._lost if self._count > LOOKS else self._loss(self._count) if self._count else 0.0
+        lost = self._net if self._count > LOOKS else self._loss(self._count) if self._count else 0.0
         self.off, self.owed = True, max(lost, LEAST_LOSS * plain) / SHARE * 2**self._fails
         self._half, self._fails = self.owed / 2, min(self._fails + 1, MOST_FAILS)
 

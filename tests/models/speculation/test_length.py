@@ -245,3 +245,11 @@ def test_a_text_that_begins_to_match_wakes_the_proposer() -> None:
     given = [crowd.step(keeps=step > 500) or 0 for step in range(4000)]
     assert sum(map(bool, given[300:500])) <= 6, "two looks"
     assert np.mean(given[3000:]) > 3.5
+
+
+def test_what_drafts_have_earned_pays_for_a_stretch_without_matches() -> None:
+    crowd = Crowd(1, lambda rows, drafts: 1.4 if drafts else 1.0)
+    given = [crowd.step(keeps=not 400 <= step < 460) for step in range(700)]
+    assert np.mean([each or 0 for each in given[100:400]]) > 3
+    assert given[400:460].count(None) > 5
+    assert np.mean([each or 0 for each in given[560:]]) > 3
