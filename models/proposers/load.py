@@ -154,6 +154,8 @@ class Turns:
         size = config.rotary_dim or config.head_dim
         cos, sin = rope_tables(config.rope, size, longest, like.dtype)
         self._cos, self._sin = cos.to(like.device), sin.to(like.device)
+        self.tables = [(self._cos, self._sin)]
+        """Of all positions, the only kind of rotation."""
 
     def __call__(self, positions: torch.Tensor) -> Angles:
         """At some positions."""

@@ -51,7 +51,7 @@ class ModelRunner:
     | guides                             | masks are filled during the forward pass | chosen later, by `LateChoices`   |
     | plug-ins, thinking limits, phrases | as sampling options                      | at once, by `Sampler`            |
     | prompt log-probabilities, pooling  | read after each piece                    | at once, without a graph         |
-    | a speculator, no row has drafts    | as without one                           | at once, as with drafts          |
+    | a speculator, no row has drafts    | as without one, unless states are shown  | at once, as with drafts          |
     | drafts                             | `Verification`: a draw after each draft  | at once; a graph if they are few |
     """
 
@@ -107,8 +107,7 @@ class ModelRunner:
             speculator=self.speculator,
         )
         self._quick = False
-        plain = speculation is None and poison is None
-        self.decode = compiled_decode(decoder, cache, self.attention, rows, sampler) if plain else None
+        self.decode = compiled_decode(decoder, cache, self.attention, rows, sampler) if poison is None else None
         """Computes steps of which nothing more is asked."""
 
     @property
@@ -127,13 +126,18 @@ class ModelRunner:
         Raises:
             PlanError: the plan contradicts earlier plans; nothing was computed.
         """
-        begin, stages = perf_counter(), self.stages
+        begin, stages, speculator = perf_counter(), self.stages, self.speculator
         stages.apply(plan)
-        if plan.rows and self.decode is not None and (decoded := self.decode.run(plan, meanwhile)) is not None:
-            return decoded
+        if plan.rows and (speculator is None or speculator.rests(plan)):
+            decoded = None if self.decode is None else self.decode.run(plan, meanwhile)
+            if decoded is not None:
+                return decoded
         step = stages.spans(plan, begin)
         if not step.spans.slots.size:
             return empty_result(plan)
+        if self.decode is not None and stages.plain(step) and (decoded := self.decode.run(plan, meanwhile)) is not None:
+            stages.learn(step)
+            return decoded
         pieces = [(spans, *self._batch(spans, step.verify_batch)) for spans in step.spans.pieces(PIECE_TOKENS)]
         # Only now, before a stretch that needs no interpreter, since the threads that fill masks need it.
         stages.begin_masks(step)

@@ -94,8 +94,7 @@ class Stages:
         """
         Args:
             pooler: knows rows by their slots.
-            asynchronous: the device computes by itself. Every step of a speculator goes by its verification then, and
-                takes as long as the clock says, not as long as its thread computes.
+            asynchronous: the device computes by itself. Every step of a speculator goes by its verification then.
         """
         self.decoder, self.cache, self.rows, self.sampler, self.pooler = decoder, cache, rows, sampler, pooler
         self.poison, self.guides, self.speculator = poison, guides, speculator
@@ -140,6 +139,8 @@ class Stages:
             starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
             spans = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
             speculator = self.speculator
+            if speculator is not None and self._asynchronous:
+                speculator.rests(plan)
             if speculator is not None and (
                 self._asynchronous or not speculator.passes(spans.slots, starts, starts + counts)
             ):
@@ -214,8 +215,19 @@ class Stages:
         elif verify_batch.trees:
             for sources, targets in check.moves(self.cache.block_size):
                 self.cache.move(sources, targets)  # kept drafts lie behind each other from here on
-        seconds = perf_counter() - step.begin if self._asynchronous else None
-        self.speculator.learn(verify_batch, {} if check is None else check.verdict, step.aux, seconds)
+        self.learn(step)
+
+    def plain(self, step: Step) -> bool:
+        """True if a speculator that may draft has found nothing, and needs to see nothing, in a step of all rows."""
+        speculator, verify_batch = self.speculator, step.verify_batch
+        if speculator is None or verify_batch is None or speculator.watches:
+            return False
+        return not verify_batch.unusual(len(step.plan.rows))
+
+    def learn(self, step: Step) -> None:
+        """Show a step that is done to the speculator, where it may have had drafts."""
+        if self.speculator is not None and step.verify_batch is not None:
+            self.speculator.learn(step.verify_batch, {} if step.check is None else step.check.verdict, step.aux)
 
     def result(self, step: Step) -> StepResult:
         """The step's result as plain data."""
