@@ -118,11 +118,10 @@ class Stages:
             raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
         for row in plan.freed_rows:
             self._retire(row)
-        for change in plan.adapters:
-            if self.adapters is None or not self.adapters.fill(change.slot, change.digest):
-                raise PlanError(
-                    f"step {plan.step}: adapter {change.digest[:16]} is not prepared for slot {change.slot}"
-                )
+        for given in plan.adapters:
+            if self.adapters is None or not self.adapters.fill(given.slot, given.digest):
+                text = f"adapter {given.digest[:16]} is not prepared for slot {given.slot}"
+                raise PlanError(f"step {plan.step}: {text}")
         for new in plan.new_rows:
             self._add(new)
         if plan.forks:
