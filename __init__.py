@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from troupellm.actors.adapters.resolvers import LoraResolver as LoraResolver
     from troupellm.actors.admission.embeds_prompt import EmbedsPrompt as EmbedsPrompt
     from troupellm.actors.engine.engine import Engine as Engine
     from troupellm.actors.kv_offload.eviction import EvictionPolicy as EvictionPolicy, TierFull as TierFull
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
         CompletionOutput as CompletionOutput,
         RequestOutput as RequestOutput,
     )
+    from troupellm.actors.llm.lora_request import LoRARequest as LoRARequest
     from troupellm.actors.llm.pooling_outputs import (
         ClassificationOutput as ClassificationOutput,
         ClassificationRequestOutput as ClassificationRequestOutput,
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from troupellm.protocol.config.engine import EngineConfig as EngineConfig, ServerConfig as ServerConfig
     from troupellm.protocol.config.speculation import SpeculativeConfig as SpeculativeConfig
     from troupellm.protocol.errors import (
+        AdapterError as AdapterError,
         ConfigError as ConfigError,
         Conflict as Conflict,
         ContextLengthExceeded as ContextLengthExceeded,
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
         WorkerCrashed as WorkerCrashed,
         WrongEventLoop as WrongEventLoop,
     )
+    from troupellm.protocol.messages.adapters import AdapterInfo as AdapterInfo
     from troupellm.protocol.messages.input import (
         ChatPrompt as ChatPrompt,
         TextPrompt as TextPrompt,
@@ -124,11 +128,14 @@ _HOMES = {
     "LLM": "actors.llm.llm",
     "RequestOutput": "actors.llm.llm",
     "CompletionOutput": "actors.llm.llm",
+    "LoRARequest": "actors.llm.lora_request",
+    "LoraResolver": "actors.adapters.resolvers",
     "EngineConfig": "protocol.config.engine",
     "ServerConfig": "protocol.config.engine",
     "TextPrompt": "protocol.messages.input",
     "TokensPrompt": "protocol.messages.input",
     "ChatPrompt": "protocol.messages.input",
+    "AdapterInfo": "protocol.messages.adapters",
     "EngineSnapshot": "protocol.messages.snapshot",
     "SamplingParams": "protocol.params.sampling",
     "GuideSpec": "protocol.params.guide",
@@ -152,6 +159,7 @@ _HOMES = {
     "WorkerCrashed": "protocol.errors",
     "GraphCaptureError": "protocol.errors",
     "RequestAborted": "protocol.errors",
+    "AdapterError": "protocol.errors",
     "ConfigError": "protocol.errors",
     "ModelNotFound": "protocol.errors",
     "Conflict": "protocol.errors",

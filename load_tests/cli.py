@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "step": (operations.step, "one decoding step beside its roofline"),
     "embed": (engine.embed, "vectors, beside sentence-transformers' batching"),
     "chain": (engine.chain, "the actor chain with an instant worker"),
+    "lora": (operations.lora, "what adapters cost in decode steps"),
     "overlap": (operations.overlap, "steps on a device, and the host beside it"),
     "scheduler": (engine.scheduler, "one step, and one admission"),
     "eviction": (kv_cache.eviction, "hit rates of lru and arc beside the optimum"),

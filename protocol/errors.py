@@ -175,6 +175,16 @@ class ModelLoadError(TroupeError):
             self.add_note(f"hint: {hint}")
 
 
+class AdapterError(InvalidRequest):
+    """An adapter cannot be served. `message` names file, tensor or key, and value; `hint` says what would work."""
+
+    default_code = "invalid_adapter"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message if hint is None else f"{message}; {hint}")
+        self.hint = hint
+
+
 class Conflict(TroupeError):
     """The request conflicts with the present state of its object."""
 

@@ -30,7 +30,7 @@ FLOORS = {
         "act_quant cpp grouped_linear",
         "gated_act kv_quant quantized_linear rms_norm sampling",
         "decode_io linear rope_kv_write",
-        "fused_moe paged_attention",
+        "fused_moe low_rank paged_attention",
         "fused_decoder mla_attention",
     ),
     "models": (
@@ -38,6 +38,7 @@ FLOORS = {
         "config",
         "families gguf tokenizer",
         "chat_template checkpoint",
+        "adapters",
         "layers quantization",
         "batch transformers_backend",
         "kv_offload memory structured_outputs",
@@ -50,7 +51,7 @@ FLOORS = {
     ),
     "actors": (
         "runtime sequences",
-        "admission guide kv_cache metrics output worker",
+        "adapters admission guide kv_cache metrics output worker",
         "client input kv_offload",
         "scheduler",
         "engine",
@@ -72,6 +73,7 @@ FLOORS = {
 }
 """The rooms of each package from the lowest floor up. A room imports lower floors only, so no circle exists."""
 TORCH_FREE_MODELS = (
+    "adapters/files",
     "hub/source",
     "tokenizer/tokenizer",
     "chat_template/template",

@@ -9,20 +9,22 @@ from pathlib import Path
 import pytest
 
 import troupellm
-from troupellm import BlockStore, ConnectorContext, EvictionPolicy, LogitsProcessor, Matcher, Proposer
+from troupellm import BlockStore, ConnectorContext, EvictionPolicy, LogitsProcessor, LoraResolver, Matcher, Proposer
+from troupellm.actors.adapters import resolvers
 from troupellm.actors.kv_offload import eviction
 from troupellm.models.chat_parsers import catalog
 from troupellm.models.kv_connectors import open_connectors
 from troupellm.models.proposers import registry
 from troupellm.models.sampling import logits_processors
 
-BASES = (BlockStore, EvictionPolicy, LogitsProcessor, Matcher, Proposer)
+BASES = (BlockStore, EvictionPolicy, LogitsProcessor, LoraResolver, Matcher, Proposer)
 GROUPS = {
     logits_processors.GROUP: logits_processors.LogitsProcessor,
     open_connectors.GROUP: open_connectors.BlockStore,
     eviction.GROUP: eviction.EvictionPolicy,
     registry.GROUP: registry.Proposer,
     catalog.PLUGINS: catalog.CallSyntax,
+    resolvers.GROUP: resolvers.LoraResolver,
 }
 
 
@@ -53,6 +55,7 @@ def test_every_plug_in_group_expects_a_type_that_the_root_exports() -> None:
         "troupellm.dialects",
         "troupellm.kv_offload_policies",
         "troupellm.logits_processors",
+        "troupellm.lora_resolvers",
         "troupellm.proposers",
     ]
     for kind in GROUPS.values():

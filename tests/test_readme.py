@@ -190,6 +190,7 @@ def shown_keys() -> Iterator[str]:
 
 def test_the_key_file_is_one_that_is_taken(tmp_path: Path) -> None:
     limits = {"requests_per_minute": 60, "tokens_per_minute": 100_000, "max_concurrency": 8}
+    limits |= {"models": ("base", "sql-*")}
     shown = list(shown_keys())
     assert len(shown) == 2
     for number, text in enumerate(shown):
@@ -237,7 +238,6 @@ def test_hints_name_no_package_that_no_index_has() -> None:
 NOT_YET = {
     "several devices": ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"),
     "images and audio": ("limit-mm-per-prompt", "allowed-media-domains"),
-    "LoRA": ("enable-lora", "lora-modules", "max-loras", "max-lora-rank"),
     "weights in host memory": ("cpu-offload-gb",),
     "OpenTelemetry": ("otlp-traces-endpoint",),
     "metrics of single requests": ("enable-per-request-metrics",),

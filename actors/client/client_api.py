@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -73,6 +74,7 @@ class ClientApi(PoolingApi):
         deadline: float | None = None,
         streaming: bool = True,
         hints: KVHints = NO_HINTS,
+        adapter: str = "",
         **sampling: Any,
     ) -> Stream:
         """A request that starts when its block is entered, or at its first delta.
@@ -89,6 +91,7 @@ class ClientApi(PoolingApi):
             deadline: seconds within which the request must have been scheduled.
             streaming: False when only the whole answer matters: one wake at the end.
             hints: about the KV cache; they change no answer.
+            adapter: name of a LoRA adapter; empty is the model itself.
         """
         if params is None:
             params = self.sampling(**sampling)
@@ -112,6 +115,7 @@ class ClientApi(PoolingApi):
             deadline=deadline,
             streaming=streaming,
             hints=hints,
+            adapter=adapter,
         )
         return self._open(submission)
 
@@ -176,9 +180,22 @@ class ClientApi(PoolingApi):
         return self.map_each(((prompt, params) for prompt in prompts), concurrency=concurrency, **options)
 
     def map_each(
-        self, work: Iterable[tuple[PromptLike, SamplingParams | None]], *, concurrency: int = 64, **options: Any
+        self,
+        work: Iterable[tuple[PromptLike, SamplingParams | None]],
+        *,
+        adapters: Sequence[str] | None = None,
+        concurrency: int = 64,
+        **options: Any,
     ) -> AsyncIterator[tuple[int, Completion]]:
-        """The same for prompts that bring parameters of their own."""
+        """The same for prompts that bring parameters of their own.
+
+        Args:
+            adapters: names of LoRA adapters, one for each prompt.
+        """
         options["streaming"] = False  # no reader takes pieces before the end, so a budget would pause it for ever
-        makers = (partial(self.stream, prompt, params, **options) for prompt, params in work)
+        named = ({"adapter": name} for name in adapters) if adapters is not None else repeat({})
+        makers = (
+            partial(self.stream, prompt, params, **(options | adapter))
+            for (prompt, params), adapter in zip(work, named, strict=False)
+        )
         return map_streams(makers, lambda: concurrency, Stream.collect)

@@ -66,6 +66,7 @@ class PoolingApi(ABC):
         cache_salt: str | bytes = b"",
         deadline: float | None = None,
         concurrency: int | None = None,
+        adapter: str = "",
     ) -> AsyncIterator[tuple[int, Pooled]]:
         """(index, vector) of every prompt as each is done, `concurrency` at a time.
 
@@ -77,6 +78,7 @@ class PoolingApi(ABC):
             wait: wait for the first prompt's place instead of raising EngineOverloaded; the others always wait.
             request_id: prompt i is known as `request_id`-i.
             deadline: seconds within which each must have been scheduled.
+            adapter: name of a LoRA adapter; empty is the model itself.
         """
         made = [as_prompt(prompt) for prompt in prompts]
         salts = [as_salt(cache_salt, prompt) for prompt in prompts]
@@ -95,6 +97,7 @@ class PoolingApi(ABC):
                     deadline=deadline,
                     streaming=False,
                     pooling=params or PoolingParams(),
+                    adapter=adapter,
                     many_prompts=ManyPrompts(first=index == 0, tokens=tokens) if len(made) > 1 else None,
                 )
             )

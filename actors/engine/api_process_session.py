@@ -261,4 +261,5 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         streaming=submit.streaming,
         pooling=submit.pooling,
         hints=submit.hints,
+        adapter=submit.adapter,
     )

@@ -30,6 +30,7 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
 
     Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
     ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest, ResetPrefixCache, HaltPlanning, ResumePlanning),
+    adapters and scheduler to each other (AdapterLoaded; ServeAdapter, DropAdapter), outbox to adapters (AbortRequest),
     worker to scheduler (WorkerLost, WorkerBack, WorkerAsleep), scheduler and watchdog to worker (RestartWorker), engine
     to worker (CommandWorker, while nothing is planned), intake and guide to
     scheduler (AbortRequest), outbox and engine to guide (AbortRequest), scheduler to guide (BuildGuide), guide to
@@ -40,7 +41,12 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
     """
     plans = config.scheduler.plans_in_flight
     requests = config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs
+    adapters = (
+        Edge("engine", "adapters", "PrepareRequest, AddAdapter, RemoveAdapter, FindAdapter", 64, "wait"),
+        Edge("adapters", "intake", "PrepareRequest", 64, "wait"),
+    )
     return (
+        *(adapters if config.lora.enabled else ()),
         Edge("engine", "intake", "PrepareRequest", 64, "wait"),
         Edge("intake", "output", "OpenRequest", 64, "wait"),
         Edge("intake", "scheduler", "SubmitRequest", requests, "wait"),
@@ -84,6 +90,7 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
     "scheduler": Rule(strategy="stop", hint=_BUG),
     "guide": Rule(strategy="restart", hint=_BUG),
     "intake": Rule(strategy="restart", hint=_BUG),
+    "adapters": Rule(strategy="restart", hint=_BUG),
     "stalls": Rule(strategy="restart", hint=_BUG),
     "watchdog": Rule(strategy="restart", hint=_BUG),
 }

@@ -19,6 +19,7 @@ import msgspec
 
 from troupellm.actors.client.client_api import ClientApi
 from troupellm.actors.client.stream import Stream
+from troupellm.actors.engine.adapters import EngineAdapters
 from troupellm.actors.engine.admin import EngineAdmin
 from troupellm.actors.engine.api_process_session import Answer, ApiProcessSession
 from troupellm.actors.engine.submit import charge, submit
@@ -35,7 +36,7 @@ from troupellm.protocol.quota import Quota
 from troupellm.protocol.wire.api_process import Serving
 
 
-class Engine(EngineAdmin, ClientApi):
+class Engine(EngineAdmin, EngineAdapters, ClientApi):
     """See the module. Settings are the fields of `EngineConfig`, flat; they override `config`.
 
     Raises:

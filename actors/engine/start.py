@@ -13,6 +13,8 @@ from typing import Any, cast
 import anyio
 import msgspec
 
+from troupellm.actors.adapters.actor import AdapterSources
+from troupellm.actors.engine.adapter_sources import adapter_sources, load_modules
 from troupellm.actors.engine.system import EngineParts, System
 from troupellm.actors.guide.compiler import CompilerSettings, ProcessCompiler
 from troupellm.actors.metrics.exposition import Exposition
@@ -39,8 +41,7 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError, WorkerCrashed
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, Worker, WorkerReady
-from troupellm.protocol.messages.worker_abilities import HasIdleWork, HasMeanwhile, PreparesGuides
-from troupellm.protocol.params.guide import GuideProgram
+from troupellm.protocol.messages.worker_abilities import HasIdleWork, HasMeanwhile
 from troupellm.protocol.params.sampling import Limits
 from troupellm.protocol.wire.worker import MODEL_WORKER, resolve
 
@@ -146,18 +147,11 @@ class Machinery:
         make = resolve(factory) if isinstance(factory, str) else factory or self._model_worker
         worker = self._worker = await self.thread.run(make, folder)
         ready = await self.thread.run(worker.load, config, sink)
-        prepare = self._beside(worker) if isinstance(worker, PreparesGuides) else None
         if isinstance(worker, HasMeanwhile):
             worker.meanwhile(self.thread.hold())
         if isinstance(worker, HasIdleWork):
             self.thread.when_idle(worker.idle)
-        return ThreadWorker(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
-
-    def _beside(self, worker: PreparesGuides) -> Callable[[GuideProgram], Awaitable[None]]:
-        async def prepare(program: GuideProgram) -> None:
-            await self.pool.run(worker.prepare_guide, program)
-
-        return prepare
+        return ThreadWorker(worker, self.thread, ready, config.worker.step_deadline, self.pool), ready
 
     def compiler(self, config: EngineConfig, loaded: Loaded) -> ProcessCompiler:
         """Of guides; `close` ends its processes."""
@@ -218,6 +212,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     machinery: Machinery
     system: System
     exposition: Exposition
+    adapters: AdapterSources | None = None
+    """None: no adapters are served."""
 
 
 async def start(
@@ -253,11 +249,12 @@ async def start(
         max_tokens=token_cap(config.model.override_generation_config),
         stream_interval=config.stream.stream_interval,
     )
+    adapters = adapter_sources(config.lora, ready, loaded.names, machinery.pool)
     parts = EngineParts(
         config=config, ready=ready, limits=limits, worker_host=loaded.worker_host, tokenizer=loaded.tokenizer,
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
         compiler=machinery.compiler(config, loaded),
-        clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint),
+        clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint), adapters=adapters,
     )  # fmt: skip
     system = System(parts)
     systems.append(system)
@@ -272,8 +269,17 @@ async def start(
         if system.failure is None:
             raise
         raise system.failure from None
+    if adapters is not None:
+        await load_modules(system, config.lora, adapters)
     exposition = Exposition(system.store, snapshot, _cache_config(config, ready))
-    return Running(loaded=loaded, limits=limits, machinery=machinery, system=system, exposition=exposition)
+    return Running(
+        loaded=loaded,
+        limits=limits,
+        machinery=machinery,
+        system=system,
+        exposition=exposition,
+        adapters=adapters,
+    )
 
 
 class _Shielded:

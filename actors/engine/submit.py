@@ -11,7 +11,14 @@ from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.runtime.mailbox import MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.protocol.config.engine import StreamConfig
-from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, RateLimited, RequestAborted, TroupeError
+from troupellm.protocol.errors import (
+    EngineOverloaded,
+    ModelNotFound,
+    QueueTimeout,
+    RateLimited,
+    RequestAborted,
+    TroupeError,
+)
 from troupellm.protocol.messages.input import Demand, PrepareRequest, Submission
 from troupellm.protocol.messages.metrics import RequestRejected
 from troupellm.protocol.quota import Quota
@@ -47,6 +54,7 @@ async def hand_over(
 
     Raises:
         EngineStopped: the engine takes no requests.
+        ModelNotFound: the request names an adapter, and none are served.
     """
     deadline = system.queue_deadline(request.deadline)
     budget = config.stream_budget_tokens if request.streaming else None
@@ -59,7 +67,12 @@ async def hand_over(
         deadline=None if deadline is None else arrival + deadline,
     )
     try:
-        await system.intake.put(message)
+        if request.adapter:
+            await system.require_adapters(request.adapter).put(message)
+        else:
+            await system.intake.put(message)
+    except ModelNotFound as error:
+        raise _leave(outbox, error) from None
     except MailboxClosed:
         raise _leave(outbox, system.error("the engine was closed")) from None
     except BaseException:

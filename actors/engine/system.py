@@ -5,11 +5,13 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
 
+from troupellm.actors.adapters.actor import AdapterLibrary, AdapterSources
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.engine.open_requests import OpenRequests, StallWatch
@@ -21,14 +23,17 @@ from troupellm.actors.kv_cache.events import KVEventLog
 from troupellm.actors.metrics.actor import MetricsSink, MetricsStore
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.supervise import Actor, Child, Supervisor
-from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
+from troupellm.protocol.errors import EngineStopped, ModelNotFound, RequestFailed, TroupeError, WorkerCrashed
+from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterMessage, DropAdapter, ServeAdapter
+from troupellm.protocol.messages.adapters import ADAPTERS_GONE, AdapterPreparation
 from troupellm.protocol.messages.guide import BuildGuide, GuideRequest
 from troupellm.protocol.messages.input import PrepareRequest
 from troupellm.protocol.messages.metrics import RequestCancelled, RequestRejected
 from troupellm.protocol.messages.output import OpenRequest, RequestClosed, StepOutput
-from troupellm.protocol.messages.scheduler import AbortRequest, GuideBuilt, SchedulerControl
+from troupellm.protocol.messages.scheduler import AbortRequest, AdapterLoaded, GuideBuilt, SchedulerControl
 from troupellm.protocol.messages.snapshot import ActorSnapshot, GuideSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import RestartWorker
+from troupellm.protocol.params.checks import printable
 
 __all__ = ["EngineParts", "System"]
 
@@ -49,6 +54,7 @@ class System:
         boxes = self._boxes = Mailboxes(parts.config)
         self.intake, self.scheduler, self.worker = boxes.intake, boxes.scheduler, boxes.worker
         self.output, self.metrics, self.guide = boxes.output, boxes.metrics, boxes.guide
+        self.adapters = boxes.adapters
         self.admission = Admission(parts.config.scheduler, parts.clock)
         self.requests = OpenRequests(
             parts.clock, self._send_to_scheduler, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
@@ -71,6 +77,7 @@ class System:
         self._scheduler = self._builder.scheduler()
         self._worker = self._builder.worker()
         self._guide = self._builder.guide()
+        self._library: AdapterLibrary | None = None
         self._supervisor = Supervisor(self._children(), parts.clock)
         self._scope = anyio.CancelScope()
         self._alarm: str | None = None
@@ -120,10 +127,11 @@ class System:
         """From the door inwards, and before them who watches."""
         boxes = self._boxes
         watches = boxes.watchdog, boxes.stalls
-        return *watches, self.intake, self.guide, self.scheduler, self.worker, self.output, self.metrics
+        library = () if self.adapters is None else (self.adapters,)
+        return *watches, *library, self.intake, self.guide, self.scheduler, self.worker, self.output, self.metrics
 
     def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
-        mailboxes = (self.intake, self.guide, self.scheduler, self.worker, self.output, self.metrics)
+        mailboxes = [box for box in self._stages if box not in (self._boxes.watchdog, self._boxes.stalls)]
         restarts = self._supervisor.restarts | {"worker": self._worker.losses - self._worker.num_sleeps}
         return tuple(ActorSnapshot(box.name, restarts[box.name], (box.snapshot(),)) for box in mailboxes)
 
@@ -167,6 +175,9 @@ class System:
             _child("guide", self._build_guide, self.guide, self._on_guide_crash),
             _child("intake", self._builder.intake, self.intake, self._on_intake_crash),
         ]
+        if boxes.adapters is not None and (sources := self._parts.adapters) is not None:
+            build = partial(self._build_library, boxes.adapters, sources)
+            children.append(_child("adapters", build, boxes.adapters, self._on_library_crash))
         if stall := config.stream.stall_timeout:
             clock = self._parts.clock
             children.append(
@@ -179,6 +190,15 @@ class System:
     def _build_guide(self) -> Guide:
         self._guide = self._builder.guide()
         return self._guide
+
+    def _build_library(self, inbox: Mailbox[AdapterMessage, AdapterControl], sources: AdapterSources) -> AdapterLibrary:
+        self._library = self._builder.adapters(inbox, sources, self._prepare_adapter, lambda: self._worker.losses)
+        return self._library
+
+    async def _prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
+        if self._worker.restarting is not None:  # what a lost worker reads may count as the next one's
+            return ADAPTERS_GONE
+        return await self._parts.worker_host.prepare_adapter(digest, folder)
 
     def _build_watchdog(self) -> Watchdog:
         return Watchdog(
@@ -241,10 +261,28 @@ class System:
             elif isinstance(message, BuildGuide):
                 self.scheduler.control(GuideBuilt(message.program, message.engine_epoch, "lost"))
 
+    def _on_library_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
+        """Those that waited have been told by the actor."""
+        text = "the adapter library crashed"
+        for message in owed:
+            if isinstance(message, PrepareRequest):
+                message.outbox.fail(_restarting(text, cause))
+                message.outbox.wake()
+            elif isinstance(message, ServeAdapter):
+                late = AdapterPreparation(outcome="late", error=text)
+                self.scheduler.control(AdapterLoaded(message.digest, self._worker.losses, late))
+            elif isinstance(message, DropAdapter):
+                self._parts.worker_host.release_adapter(message.digest)
+            elif not isinstance(message, AbortRequest):
+                message.done(_restarting(text, cause))
+
     def _send_to_scheduler(self, message: SchedulerControl) -> None:
-        """From an outbox to the scheduler; a request that waits for its guide is not known there yet."""
-        if isinstance(message, AbortRequest) and (self.guide.depth or self._guide.busy):
-            self.guide.control(message)
+        """From an outbox to the scheduler; a request that waits for its guide or its adapter is not known there yet."""
+        if isinstance(message, AbortRequest):
+            if self.guide.depth or self._guide.busy:
+                self.guide.control(message)
+            if self.adapters is not None and (self.adapters.depth or (self._library and self._library.busy)):
+                self.adapters.control(message)
         self.scheduler.control(message)
 
     def _answer_everyone(self) -> None:
@@ -252,6 +290,16 @@ class System:
         self.admission.close()
         by = "shutdown" if self.failure is None else None
         self.requests.end_all(lambda: self.error("the engine was closed"), by=by)
+
+    def require_adapters(self, name: str) -> Mailbox[AdapterMessage, AdapterControl]:
+        """The adapter library's mailbox, for a request that names an adapter.
+
+        Raises:
+            ModelNotFound: no adapters are served.
+        """
+        if self.adapters is None:
+            raise ModelNotFound(f"no adapter {printable(name)}: adapters are served with enable_lora", param="model")
+        return self.adapters
 
     def queue_deadline(self, wanted: float | None) -> float | None:
         """Seconds that a request may wait to begin: as long as it wants, and never longer than any may."""

@@ -25,7 +25,7 @@ logger = logging.getLogger("troupellm.engine")
 LOOK_SECONDS = 1.0
 PATIENCE = 2
 """Looks that a gentle measure gets before the next one."""
-_ORDER = ("output", "metrics", "worker", "scheduler", "guide", "intake")
+_ORDER = ("output", "metrics", "worker", "scheduler", "guide", "intake", "adapters")
 """The order in which actors are checked, downstream first: an actor upstream may only be waiting for room."""
 
 
@@ -79,7 +79,7 @@ class Looks:
             return Stuck("worker", "a plan was sent and nothing is computed")
         if scheduler.halted:
             return None
-        if scheduler.running or scheduler.waiting:  # whose reader is away is neither, and gives its blocks to these
+        if scheduler.running or scheduler.waiting > scheduler.held:  # paused ones are neither, and give up their blocks
             return Stuck("scheduler", "sequences could run and nothing is planned")
         return None
 

@@ -7,6 +7,7 @@ from typing import Never
 
 import msgspec
 
+from troupellm.actors.adapters.actor import AdapterLibrary, AdapterSources, Prepare
 from troupellm.actors.engine.edges import CONTROL_MARGIN, CONTROLS_PER_SEQUENCE, SUPERVISION, edges
 from troupellm.actors.guide.actor import Guide
 from troupellm.actors.guide.compiler import GuideCompiler
@@ -23,6 +24,7 @@ from troupellm.actors.worker.thread_host import WorkerHost
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterMessage
 from troupellm.protocol.messages.guide import GuideControl, GuideMessage
 from troupellm.protocol.messages.input import IntakeMessage
 from troupellm.protocol.messages.metrics import MetricsMessage
@@ -50,6 +52,8 @@ class EngineParts(msgspec.Struct, frozen=True, kw_only=True):
     randomness: Randomness
     hash_key: bytes
     """Keys the hashes of the prefix cache."""
+    adapters: AdapterSources | None = None
+    """None: no adapters are served."""
 
 
 class Mailboxes:
@@ -62,6 +66,10 @@ class Mailboxes:
         self.intake: Mailbox[IntakeMessage, Never] = Mailbox(
             "intake", capacity["intake"], turns_by=attrgetter("submission.tenant")
         )
+        self.adapters: Mailbox[AdapterMessage, AdapterControl] | None = None
+        """None where no adapters are served."""
+        if config.lora.enabled:
+            self.adapters = Mailbox("adapters", capacity["adapters"])
         self.guide: Mailbox[GuideMessage, GuideControl] = Mailbox("guide", capacity["guide"])
         self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
             "scheduler",
@@ -132,6 +140,27 @@ class Builder:
             warm=bool(parts.config.worker.worker_process),
         )
 
+    def adapters(
+        self,
+        inbox: Mailbox[AdapterMessage, AdapterControl],
+        sources: AdapterSources,
+        prepare: Prepare,
+        engine_epoch: Callable[[], int],
+    ) -> AdapterLibrary:
+        """As of `AdapterLibrary`."""
+        parts, boxes = self._parts, self._boxes
+        return AdapterLibrary(
+            inbox,
+            boxes.intake,
+            boxes.scheduler,
+            sources,
+            prepare=prepare,
+            release=parts.worker_host.release_adapter,
+            engine_epoch=engine_epoch,
+            threads=parts.pool,
+            clock=parts.clock,
+        )
+
     def scheduler(self) -> Scheduler:
         parts, boxes = self._parts, self._boxes
         core = SchedulerCore(
@@ -144,8 +173,11 @@ class Builder:
             offload=parts.config.offload,
             leases=parts.config.leases,
             builds_guides=True,
+            lora=parts.config.lora,
         )
-        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, parts.clock, boxes.guide)
+        return Scheduler(
+            core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, parts.clock, boxes.guide, boxes.adapters
+        )
 
     def worker(self) -> WorkerActor:
         parts, boxes = self._parts, self._boxes

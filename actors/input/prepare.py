@@ -133,7 +133,8 @@ class Preparer:
             cache_salt=asked.cache_salt,
             session=asked.hints.session,
             leases=_leases(tokens, asked.hints),
-            prompt_keys=self._prompt_keys(asked, prompt),
+            prompt_keys=self._prompt_keys(message, prompt),
+            adapter=message.adapter,
             streaming=asked.streaming,
             beam=self._states.beam(params),
             deadline=message.deadline,
@@ -155,13 +156,14 @@ class Preparer:
         start = start_of(ending, scope.opens, scope.closes)
         return scope.closes if start == "thinking" or (scope.always and start == "free") else None
 
-    def _prompt_keys(self, asked: Submission, prompt: bytes) -> bytes:
+    def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
         if self._hasher is None:
             return b""
+        asked, adapter = message.submission, "" if message.adapter is None else message.adapter.digest
         # Placeholder tokens say nothing of what stands for them.
         media = (sha256(asked.prompt.embeddings).digest(),) if isinstance(asked.prompt, EmbedsPrompt) else ()
         return self._hasher.prompt_keys(
-            namespace(tenant=asked.tenant, cache_salt=asked.cache_salt, media=media), prompt
+            namespace(tenant=asked.tenant, cache_salt=asked.cache_salt, adapter=adapter, media=media), prompt
         )
 
     def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[TokensPrompt, int]:
@@ -350,7 +352,8 @@ class Preparer:
             priority=params.priority,
             tenant=message.submission.tenant,
             cache_salt=message.submission.cache_salt,
-            prompt_keys=self._prompt_keys(message.submission, prompt),
+            prompt_keys=self._prompt_keys(message, prompt),
+            adapter=message.adapter,
             streaming=False,
             deadline=message.deadline,
             pooling=state,

@@ -27,7 +27,7 @@ def namespace(
         tenant: whose request it is; tenants share nothing.
         cache_salt: replaces the tenant: requests with the same salt share with each other, across tenants, and with no
             other request. Empty is none.
-        adapter: name and version of the weights on top of the model's; not a slot, which is used again.
+        adapter: digest of the weights on top of the model's; not a name or a slot, which are used again.
         media: digests of what stands for placeholder tokens.
         positions: how positions are counted, where it is not the model's own way.
     """
@@ -36,11 +36,11 @@ def namespace(
     return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
 
 
-def owner_name(*, tenant: str = "", cache_salt: bytes = b"") -> str:
-    """A name for the owner of a request, as separate as by `namespace`, that does not reveal it; "" without owners."""
-    if not tenant and not cache_salt:
+def owner_name(*, tenant: str = "", cache_salt: bytes = b"", adapter: str = "") -> str:
+    """A name for the owner of a request, as separate as by `namespace`, that does not reveal it; "" without any."""
+    if not (tenant or cache_salt or adapter):
         return ""
-    return sha256(namespace(tenant=tenant, cache_salt=cache_salt)).hexdigest()
+    return sha256(namespace(tenant=tenant, cache_salt=cache_salt, adapter=adapter)).hexdigest()
 
 
 class PrefixHasher:

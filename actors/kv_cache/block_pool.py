@@ -193,12 +193,13 @@ class BlockPool:
                 if block in self._cached:
                     self._cached.move_to_end(block, last=False)
 
-    def cache_block(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"") -> None:
+    def cache_block(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"", adapter: str = "") -> None:
         """Make a used, full block findable. Another block with the same content keeps the name if it has it.
 
         Args:
             parent: key of the prefix before the block.
             tokens: the block's own, int32; without them it is found as a whole only.
+            adapter: name of the LoRA adapter that computed it, for events.
         """
         if self._key_of[block] is not None:
             return
@@ -214,7 +215,7 @@ class BlockPool:
         if tokens:
             self._branches.add(parent, tokens, block)
         if self._events is not None:
-            self._events.stored(chained, group, before, tokens)
+            self._events.stored(chained, group, before, tokens, adapter)
 
     def cache_partial_block(self, block: int, parent: bytes, tokens: bytes) -> None:
         """Make the first positions of a used block findable; nothing happens where another block has the same."""

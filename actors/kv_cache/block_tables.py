@@ -206,19 +206,20 @@ class BlockTables:
             self.hasher.extend(keys, contents)
         else:
             self.extend_keys(sequence, num_full)
+        adapter = sequence.request.adapter_name
         for table in sequence.tables:
             for index, block in enumerate(table[first:num_full]):
                 if block != NULL_BLOCK:
                     tokens = contents[4 * size * index : 4 * size * (index + 1)]
-                    self.pool.cache_block(block, keys[first + index + 1], keys[first + index], tokens)
+                    self.pool.cache_block(block, keys[first + index + 1], keys[first + index], tokens, adapter)
         sequence.num_cached_blocks = num_full
         if self.tiers is not None:
             self.tiers.offer(sequence)
 
-    def cache_loaded_block(self, hit: HostHit) -> None:
-        """Let others find a block that has come back to the device."""
+    def cache_loaded_block(self, hit: HostHit, adapter: str) -> None:
+        """Let others find a block that has come back to the device. `adapter`: see `BlockPool.cache_block`."""
         if hit.cache_age == self._age:
-            self.pool.cache_block(hit.block, hit.chained, hit.parent, hit.tokens)
+            self.pool.cache_block(hit.block, hit.chained, hit.parent, hit.tokens, adapter)
 
     def cache_all_blocks(self, sequence: Sequence) -> None:
         """Let others find everything that is confirmed, the beginning of a block too."""

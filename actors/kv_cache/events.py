@@ -32,7 +32,7 @@ MOST_READERS = 64
 class BlockEvents(Protocol):
     """Hears what becomes of the blocks of one medium. Keys are those of the prefix chain."""
 
-    def stored(self, key: bytes, group: int, parent: bytes = b"", tokens: bytes = b"") -> None: ...
+    def stored(self, key: bytes, group: int, parent: bytes = b"", tokens: bytes = b"", adapter: str = "") -> None: ...
     def removed(self, key: bytes, group: int) -> None: ...
     def cleared(self) -> None: ...
 
@@ -44,6 +44,7 @@ class _Record(NamedTuple):
     key: bytes = b""
     parent: bytes = b""
     tokens: bytes = b""
+    adapter: str = ""
 
 
 class KVEventLog:
@@ -192,6 +193,7 @@ class KVEventLog:
             parent=record.parent.hex(),
             num_tokens=self._block_size,
             token_ids=tuple(array("i", record.tokens)),
+            lora_name=record.adapter,
         )
 
     def _wake(self) -> None:
@@ -203,8 +205,8 @@ class _Told:
     def __init__(self, log: KVEventLog, medium: Medium) -> None:
         self._add, self._medium = log.add, medium
 
-    def stored(self, key: bytes, group: int, parent: bytes = b"", tokens: bytes = b"") -> None:
-        self._add(_Record(BlocksStored, self._medium, group, key, parent, tokens))
+    def stored(self, key: bytes, group: int, parent: bytes = b"", tokens: bytes = b"", adapter: str = "") -> None:
+        self._add(_Record(BlocksStored, self._medium, group, key, parent, tokens, adapter))
 
     def removed(self, key: bytes, group: int) -> None:
         self._add(_Record(BlocksRemoved, self._medium, group, key))

@@ -18,6 +18,7 @@ class StoredBlock(NamedTuple):
     key: bytes
     parent: bytes = b""
     tokens: bytes = b""
+    adapter: str = ""
 
 
 class Standing:

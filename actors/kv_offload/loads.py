@@ -117,7 +117,7 @@ class Loads:
         if answer.ok:
             self._cost.learn("load", answer.seconds)
             source.origin = 0
-            self._tables.cache_loaded_block(hit)
+            self._tables.cache_loaded_block(hit, sequence.request.adapter_name)
         unharmed = answer.ok or answer.error in UNHARMED
         self._host.complete_load(source, ok=unharmed)
         if sequence.tiers.loading is not loading:

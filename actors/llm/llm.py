@@ -11,6 +11,7 @@ import msgspec
 from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.engine.engine_thread import EngineThread
+from troupellm.actors.llm.lora_request import LoRARequest, lora_requests, serve
 from troupellm.actors.llm.outputs import (
     CompletionOutput,
     Logprob,
@@ -63,25 +64,24 @@ class LLM(OfflinePooling):
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: object = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts: texts, `{"prompt": text}`, `{"prompt_token_ids": ids}`, `{"prompt_embeds": array}`, each
         with a `cache_salt` if wanted; one or many.
 
         Args:
+            lora_request: the adapter of all prompts, or one for each; it is loaded if it is not served yet.
             priority: one number for each prompt, instead of that of its parameters.
 
         Raises:
-            TroupeError: the first request that failed.
-            ConfigError: there is a LoRA request.
+            TroupeError: the first request that failed, or an adapter that cannot be served.
         """
-        if lora_request is not None:
-            refuse_name("lora_request")
+        adapters = self._adapters(lora_request, len(_as_list(prompts)))
         if priority is not None:
             each = _each(sampling_params, len(_as_list(prompts)))
             sampling_params = self._with_priorities(each, priority)
-        return self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling_params, use_tqdm)
+        return self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling_params, use_tqdm, adapters)
 
     def chat(
         self,
@@ -95,6 +95,7 @@ class LLM(OfflinePooling):
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them.
 
@@ -121,7 +122,7 @@ class LLM(OfflinePooling):
             given if chat_parser is None else chat_parser.applied(given or self.get_default_sampling_params())
             for given, chat_parser in zip(each, chat_parsers, strict=True)
         ]
-        outputs = self._run(prompts, params, use_tqdm)
+        outputs = self._run(prompts, params, use_tqdm, self._adapters(lora_request, len(prompts)))
         return [with_messages(output, chat_parser) for output, chat_parser in zip(outputs, chat_parsers, strict=True)]
 
     def beam_search(
@@ -129,6 +130,7 @@ class LLM(OfflinePooling):
         prompts: PromptLike | Sequence[PromptLike],
         params: BeamSearchParams,
         use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest answers to each prompt, best first.
 
@@ -136,7 +138,8 @@ class LLM(OfflinePooling):
             TroupeError: the first request that failed.
         """
         sampling = beam_sampling(params, self.engine.limits)
-        outputs = self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling, use_tqdm)
+        adapters = self._adapters(lora_request, len(_as_list(prompts)))
+        outputs = self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling, use_tqdm, adapters)
         return [beam_output(output, self.get_tokenizer()) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer:
@@ -215,6 +218,17 @@ class LLM(OfflinePooling):
         pairs = zip(params, priority, strict=True)
         return [msgspec.structs.replace(given or default, priority=each) for given, each in pairs]
 
+    def _adapters(self, lora_request: object, count: int) -> list[str]:
+        """The name of the adapter of each of so many prompts, which the engine serves then; empty where there is none.
+
+        Raises:
+            TroupeError: one cannot be served.
+        """
+        each = lora_requests(lora_request, count)
+        for request in dict.fromkeys(request for request in each if request is not None):
+            self._wait_for(serve, self.engine, request)
+        return ["" if request is None else request.lora_name for request in each]
+
     def _require(self) -> None:
         """
         Raises:
@@ -234,19 +248,17 @@ class LLM(OfflinePooling):
         prompts: Sequence[PromptLike],
         params: SamplingParams | Sequence[SamplingParams | None] | None,
         use_tqdm: bool,
+        adapters: Sequence[str],
     ) -> list[RequestOutput]:
         self._require()
         each = _each(params, len(prompts))
         work = list(zip(prompts, each, strict=True))
         if use_tqdm:
             with Bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True) as bar:
-                outputs = self._await(work, bar.update)
+                outputs = self._wait_for(self._collect, work, adapters, bar.update)
         else:
-            outputs = self._await(work, lambda: None)
+            outputs = self._wait_for(self._collect, work, adapters, lambda: None)
         return [outputs[index] for index in range(len(prompts))]
-
-    def _await(self, work: _Work, on_done: Callable[[], object]) -> dict[int, RequestOutput]:
-        return self._wait_for(self._collect, work, on_done)
 
     def _wait_for(self, work: Callable[..., Awaitable[AnswerT]], *args: Any) -> AnswerT:
         self._require()
@@ -257,9 +269,11 @@ class LLM(OfflinePooling):
             future.cancel()
             raise
 
-    async def _collect(self, work: _Work, on_done: Callable[[], object]) -> dict[int, RequestOutput]:
+    async def _collect(
+        self, work: _Work, adapters: Sequence[str], on_done: Callable[[], object]
+    ) -> dict[int, RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
-        async for index, completion in self.engine.map_each(work, concurrency=CONCURRENCY):
+        async for index, completion in self.engine.map_each(work, adapters=adapters, concurrency=CONCURRENCY):
             outputs[index] = request_output(completion)
             on_done()
         return outputs

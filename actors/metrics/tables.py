@@ -10,7 +10,6 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 CANCELLED_BY = ("client", "stall", "shutdown", "admin")
 SLEEP_STATES = {"awake": (None, 0), "weights_offloaded": (1,), "discard_all": (2,)}
 """By vLLM's names; at level 1 our weights stay where they are, and the KV cache is given back."""
-_LORA = {("0", "", ""): 0.0}
 
 
 def _finished(store: MetricsStore) -> dict[str, int]:
@@ -23,6 +22,15 @@ def _cancelled(store: MetricsStore) -> dict[str, int]:
 
 def _accepted_at(store: MetricsStore) -> dict[str, int]:
     return {str(position): count for position, count in enumerate(store.accepted_at)}
+
+
+def _lora_requests(snapshot: EngineSnapshot) -> dict[tuple[str, str, str], float]:
+    """As vLLM has it: names with commas between them, and when that was so."""
+    adapters = snapshot.scheduler.adapters
+    if adapters is None:
+        return {("0", "", ""): 0.0}
+    names = ",".join(adapters.running), ",".join(adapters.waiting)
+    return {(str(adapters.slots), *names): snapshot.uptime_seconds}
 
 
 STORE = (
@@ -92,10 +100,6 @@ def _ready(snapshot: EngineSnapshot) -> float:
     return float(snapshot.state == "ready" and snapshot.unready is None)
 
 
-def _adapters(_: EngineSnapshot) -> dict[tuple[str, str, str], float]:
-    return _LORA
-
-
 ENGINE = (
     # `EngineSnapshot`
     gauge("requests_running", "Requests in the batch.", "scheduler.running", vllm="num_requests_running"),
@@ -116,9 +120,18 @@ ENGINE = (
           "group state"),
     gauge("uptime_seconds", "Since the engine started.", "uptime_seconds"),
     gauge("ready", "1 while requests are accepted.", _ready),
-    gauge("lora_requests_info", "Adapters in use.", _adapters,
+    gauge("lora_requests_info", "Adapters in use; the value is the uptime.", _lora_requests,
           "max_lora running_lora_adapters waiting_lora_adapters", "lora_requests_info"),
 )  # fmt: skip
+ADAPTERS = (
+    # `AdapterSnapshot`
+    gauge("lora_slots", "Adapter slots of the worker.", "slots"),
+    gauge("lora_slots_used", "Slots whose adapter sequences run with.", "slots_used"),
+    gauge("lora_adapters", "Adapters in the worker's host memory.", "host"),
+    counter("lora_loads", "Adapters that the worker has read.", "loads"),
+    counter("lora_evictions", "Adapters that left host memory for others.", "drops"),
+    counter("lora_slot_changes", "Adapters that were put into a slot.", "slot_changes"),
+)
 GUIDE = (
     # `GuideSnapshot`
     counter("guide_hits", "Requests whose guide was compiled already.", "hits"),

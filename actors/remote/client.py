@@ -26,6 +26,7 @@ from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.messages.adapters import AdapterInfo
 from troupellm.protocol.messages.input import EmbedsPrompt, Submission, TextPrompt, TokensPrompt
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import WorkerReady
@@ -156,6 +157,12 @@ class RemoteEngine(ClientApi):
         """
         return await self._queries.metrics(compat=compat)
 
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        return await self._queries.list_adapters() if self.config.lora.enabled else ()
+
+    async def find_adapter(self, name: str) -> AdapterInfo:
+        return await self._queries.find_adapter(name)
+
     async def administer(self, action: str, arguments: bytes) -> bytes:
         """Run an admin route's action in the engine's process.
 
@@ -255,6 +262,7 @@ class RemoteEngine(ClientApi):
                     segment=prompt.segment,
                     leases=prompt.leases,
                     hints=submission.hints,
+                    adapter=submission.adapter,
                 )
             )
         except BaseException as error:

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from itertools import count
 
+import msgspec
+
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import EngineStopped
+from troupellm.protocol.messages.adapters import AdapterInfo, AdaptersServed
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.wire.api_process import (
     AdminAnswer,
@@ -67,6 +70,15 @@ class Queries:
         if answer.error is not None:
             raise answer.error.error()
         return answer.body
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """See `Engine.list_adapters`."""
+        return msgspec.json.decode(await self.administer("list_adapters", b"{}"), type=AdaptersServed).adapters
+
+    async def find_adapter(self, name: str) -> AdapterInfo:
+        """See `Engine.find_adapter`."""
+        arguments = msgspec.json.encode({"lora_name": name})
+        return msgspec.json.decode(await self.administer("find_adapter", arguments), type=AdapterInfo)
 
     async def charge(self, tenant: str, tokens: int) -> Quota | None:
         """

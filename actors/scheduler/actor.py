@@ -4,7 +4,8 @@ Owns:      every request between its submission and its end, and the accounting 
 Receives:  SchedulerMessage; on the control lane SchedulerControl.
 Sends:     StepPlan to the worker (never more un-answered than credits), RestartWorker after a reply that is nonsense,
            StepOutput to the output actor, statistics to the metrics sink (by offer: what does not fit is dropped
-           there and counted), BuildGuide to the guide actor on its control lane.
+           there and counted), BuildGuide to the guide actor and ServeAdapter and DropAdapter to the adapter library,
+           on their control lanes.
 On crash:  the engine fails with the root cause: no other actor knows the tokens that the requests have so far.
 """
 
@@ -19,11 +20,13 @@ from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, PrefetchSession
+from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterMessage
 from troupellm.protocol.messages.guide import GuideControl, GuideMessage
 from troupellm.protocol.messages.metrics import MetricsMessage
 from troupellm.protocol.messages.output import OutputMessage, StepOutput
 from troupellm.protocol.messages.scheduler import (
     AbortRequest,
+    AdapterLoaded,
     GuideBuilt,
     PausePlanning,
     ReaderPaused,
@@ -35,6 +38,7 @@ from troupellm.protocol.messages.scheduler import (
     StepFinished,
     StopStringMet,
     SubmitRequest,
+    WantAdapter,
     WorkerAsleep,
     WorkerLost,
     WorkerRestarted,
@@ -58,8 +62,13 @@ class Scheduler:
         metrics: Mailbox[MetricsMessage, Never],
         clock: Clock,
         guide: Mailbox[GuideMessage, GuideControl] | None = None,
+        adapters: Mailbox[AdapterMessage, AdapterControl] | None = None,
     ) -> None:
-        """guide: has the worker build guides, for a core that `builds_guides`."""
+        """
+        Args:
+            guide: has the worker build guides, for a core that `builds_guides`.
+            adapters: has the worker read adapters, for a core that serves them.
+        """
         self._core = core
         self._inbox = inbox
         self._worker = worker
@@ -67,6 +76,7 @@ class Scheduler:
         self._metrics = metrics
         self._clock = clock
         self._guide = guide
+        self._adapters = adapters
 
     def snapshot(self) -> SchedulerSnapshot:
         return self._core.snapshot()
@@ -81,6 +91,8 @@ class Scheduler:
                     outputs.append(output)
             self._send_plans()
             self._ask_for_guides()
+            if self._adapters is not None:
+                self._ask_for_adapters(self._adapters)
             ended = self._core.take_output()
             if ended is not None:
                 outputs.append(ended)
@@ -127,6 +139,11 @@ class Scheduler:
                 self._core.worker_restarted(ready)
             case GuideBuilt():
                 self._core.guide_built(message)
+            case AdapterLoaded():
+                self._core.adapter_loaded(message)
+            case WantAdapter(digest=digest, folder=folder):
+                if self._core.adapters is not None:
+                    self._core.adapters.want(digest, folder)
             case KeepTurn() | PrefetchSession() | DropSession():
                 self._core.leases.handle(message)
             case _:
@@ -155,6 +172,11 @@ class Scheduler:
                 outcome: BuildOutcome = "built"  # the guide actor has ended: the row builds it
                 self._inbox.control(GuideBuilt(ask.program, ask.engine_epoch, outcome))
 
+    def _ask_for_adapters(self, library: Mailbox[AdapterMessage, AdapterControl]) -> None:
+        if self._core.adapters is not None and not library.closed:
+            for ask in self._core.adapters.take_asks():
+                library.control(ask)
+
     def _send_stats(self) -> None:
         for stats in self._core.take_stats():
             try:
@@ -163,6 +185,6 @@ class Scheduler:
                 return
 
     def _timeout(self) -> float | None:
-        """Seconds until a waiting request may have to be dropped; None while no waiting request has a deadline."""
+        """Seconds until a plan is due though nothing happens: see `SchedulerCore.next_deadline`."""
         deadline = self._core.next_deadline
         return None if deadline is None else max(0.0, deadline - self._clock.now())

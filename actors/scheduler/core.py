@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from troupellm.actors.kv_cache.block_hash import owner_name
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import KVEventLog
+from troupellm.actors.scheduler.adapter_gate import make_adapter_gate
+from troupellm.actors.scheduler.adapter_slots import AdapterSlots
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import make_offload
@@ -24,19 +25,20 @@ from troupellm.actors.scheduler.replay import Replay
 from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.speculative_rows import make_speculative_rows
 from troupellm.actors.scheduler.step_budget import PrefillBudget
-from troupellm.actors.scheduler.submissions import Deadlines, EarlyAborts, find_refusal, make_request
+from troupellm.actors.scheduler.submissions import Deadlines, EarlyAborts, find_refusal, make_request, owner_of
 from troupellm.actors.scheduler.take_result import Updates
 from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import Event, State
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.protocol.config.lora import LoraConfig
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import QueueTimeout, RequestAborted, TroupeError
 from troupellm.protocol.messages.guide import BuildGuide
 from troupellm.protocol.messages.metrics import RequestStats, StepStats
 from troupellm.protocol.messages.output import StepOutput
-from troupellm.protocol.messages.scheduler import GuideBuilt, SubmitRequest, WorkerLost
+from troupellm.protocol.messages.scheduler import AdapterLoaded, GuideBuilt, SubmitRequest, WorkerLost
 from troupellm.protocol.messages.snapshot import SchedulerSnapshot
 from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
 
@@ -60,6 +62,7 @@ class SchedulerCore:
         offload: OffloadConfig | None = None,
         leases: LeaseConfig = DEFAULT_LEASES,
         builds_guides: bool = False,
+        lora: LoraConfig | None = None,
     ) -> None:
         """
         Args:
@@ -67,6 +70,7 @@ class SchedulerCore:
             offload: of the tiers behind the device, where the worker has any.
             leases: of KV blocks that clients will come back for.
             kv_events: hears what can be found in the prefix cache; the driver flushes it.
+            lora: of adapters, which the driver has the worker read: `take_adapter_asks`, `adapter_loaded`.
             builds_guides: the driver has the worker build the programs of `take_builds`, and calls `guide_built`.
         """
         self.kv_events = kv_events
@@ -82,7 +86,8 @@ class SchedulerCore:
         self._waiting = WaitingQueue(fair_share)
         budget = self._prefill_budget = PrefillBudget(config, ready)
         self._in_flight = PlansInFlight(config.plans_in_flight)
-        self._running_set = RunningSet(self._tables, self._waiting, self._in_flight, fair_share)
+        slots = AdapterSlots(0 if lora is None else min(ready.max_loras, lora.num_slots))
+        self._running_set = RunningSet(self._tables, self._waiting, self._in_flight, fair_share, slots)
         self._offload = self._tables.tiers = make_offload(
             offload, ready, self._tables, self._running_set, self._waiting, budget.seconds_per_token, kv_events
         )
@@ -106,6 +111,9 @@ class SchedulerCore:
         )
         self._planner.speculative_rows = make_speculative_rows(speculative, ready, config, self._tables)
         self.guides = self._planner.guides = GuideGate(self._running_set, self._open) if builds_guides else None
+        self.adapters = self._planner.adapters = make_adapter_gate(
+            lora, self._running_set, self._in_flight, fair_share, self._open.end_request
+        )
         self._replay = Replay(
             self._open,
             self._running_set,
@@ -134,8 +142,10 @@ class SchedulerCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next waiting request may have to be dropped, on the clock of `plan`."""
-        return self._deadlines.next
+        """When `plan` is due though nothing happens: a request may be late, or an adapter has waited long enough."""
+        waits = len(self._in_flight) or self._replay.reason is not None or self.pause_control.halted
+        review = None if self.adapters is None or waits else self.adapters.next_review
+        return min((time for time in (self._deadlines.next, review) if time is not None), default=None)
 
     def submit(self, message: SubmitRequest) -> None:
         """Accept a request, or close it at once with the error that says why it can never run."""
@@ -151,7 +161,7 @@ class SchedulerCore:
         self._num_submitted += 1
         request = make_request(message, self._ready, self._config, self._tenants, self._tables, self._num_submitted)
         if self._planner.speculative_rows is not None:
-            request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
+            request.owner = owner_of(message)
         self._open.open(request)
         if self.pause_control.finishing:
             self.pause_control.hold_back(request)
@@ -180,27 +190,11 @@ class SchedulerCore:
             self._open.end(sequence, Event.STOP)
 
     def pause(self, request: int) -> None:
-        """Leave a request's sequences out of the plans until `resume`. Idempotent."""
-        found = self._open.requests.get(request)
-        if found is None or found.paused or found.search is not None:  # a search shows nothing before its end
-            return
-        found.paused = True
-        for sequence in found.sequences:
-            if sequence.state in (State.WAITING, State.PREEMPTED):
-                self._running_set.hold(sequence)
-            elif sequence.state is State.RUNNING:
-                self._running_set.pause(sequence)
+        """See `OpenRequests.pause`."""
+        self._open.pause(request)
 
     def resume(self, request: int) -> None:
-        found = self._open.requests.get(request)
-        if found is None or not found.paused:
-            return
-        found.paused = False
-        for sequence in found.sequences:
-            if sequence.state is State.PAUSED:
-                self._running_set.resume(sequence)
-            elif sequence.state is State.HELD:
-                self._running_set.let_go(sequence)
+        self._open.resume(request)
 
     def take_builds(self) -> list[BuildGuide]:
         """Guides that the worker is to build, and that `guide_built` is told of."""
@@ -213,6 +207,15 @@ class SchedulerCore:
         if self.guides is None or built.engine_epoch != self.engine_epoch or built.outcome == "gone":
             return  # the next worker is asked again
         self.guides.answer(built)
+
+    def adapter_loaded(self, loaded: AdapterLoaded) -> None:
+        """The worker has read an adapter, or cannot."""
+        if self.adapters is None:
+            return
+        if loaded.engine_epoch == self.engine_epoch:
+            self.adapters.answer(loaded)
+        else:
+            self.adapters.answer_of_lost(loaded)
 
     def go_on(self) -> None:
         """After a halt."""
@@ -286,6 +289,8 @@ class SchedulerCore:
         self._updates.forget_worker()
         if self.guides is not None:
             self.guides.forget()
+        if self.adapters is not None:
+            self.adapters.forget()
         if self._offload is not None:
             self._offload.forget(keep_host=keeps_host)
         self._replay.lose(lost)
@@ -324,10 +329,11 @@ class SchedulerCore:
         pool = self._tables.pool
         running_set = self._running_set
         running, paused = len(running_set.running), len(running_set.paused) + len(running_set.held)
-        if self.guides is not None:
-            paused -= self.guides.num_held
+        held = self._planner.num_held
+        paused -= held
         return SchedulerSnapshot(
             waiting=max(0, len(self._open.sequences) - running - paused - len(running_set.ending)),
+            held=held,
             running=running,
             paused=paused,
             waiting_tokens=self._waiting.num_tokens,
@@ -354,6 +360,7 @@ class SchedulerCore:
             dropped_results=self._updates.token_appender.num_dropped,
             offload=None if self._offload is None else self._offload.snapshot(),
             leases=self.leases.snapshot(),
+            adapters=None if self.adapters is None else self.adapters.snapshot(list(self._open.sequences.values())),
             graphs=self._updates.graphs,
         )
 
@@ -364,6 +371,8 @@ class SchedulerCore:
         self.leases.assert_invariants()
         if self._offload is not None:
             self._offload.assert_invariants()
+        if self.adapters is not None:
+            self.adapters.assert_invariants()
         for sequence in self._open.sequences.values():
             waits = sequence.state in (State.WAITING, State.PREEMPTED)
             released = sequence.request.prompt_computed or sequence is sequence.request.sequences[0]

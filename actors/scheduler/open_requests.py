@@ -90,6 +90,30 @@ class OpenRequests:
         usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=0)
         self.closed.append(RequestClosed(request=request, usage=usage, scheduled=None, first_token=None, error=error))
 
+    def pause(self, number: int) -> None:
+        """Leave a request's sequences out of the plans until `resume`. Idempotent."""
+        request = self.requests.get(number)
+        if request is None or request.paused or request.search is not None:  # a search shows nothing before its end
+            return
+        request.paused = True
+        for sequence in request.sequences:
+            if sequence.state in (State.WAITING, State.PREEMPTED):
+                self._running_set.hold(sequence)
+            elif sequence.state is State.RUNNING:
+                self._running_set.pause(sequence)
+
+    def resume(self, number: int) -> None:
+        """Idempotent."""
+        request = self.requests.get(number)
+        if request is None or not request.paused:
+            return
+        request.paused = False
+        for sequence in request.sequences:
+            if sequence.state is State.PAUSED:
+                self._running_set.resume(sequence)
+            elif sequence.state is State.HELD:
+                self._running_set.let_go(sequence)
+
     def end(self, sequence: Sequence, event: Event) -> None:
         request = sequence.request
         if (request.leases or request.session) and event is not Event.FAIL and self.leases is not None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.scheduler.adapter_gate import AdapterGate
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import Offload
-from troupellm.actors.scheduler.plans import PLAIN, PlanInFlight, PlansInFlight, StepPlanBuilder
+from troupellm.actors.scheduler.plans import PlanInFlight, PlansInFlight, StepPlanBuilder
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.speculative_rows import SpeculativeRows
@@ -69,6 +70,8 @@ class Planner:
         """Where the worker verifies drafts."""
         self.guides: GuideGate | None = None
         """None: the worker builds guides when it needs them."""
+        self.adapters: AdapterGate | None = None
+        """None: no adapters are served."""
         self.step = 0
         """Plans made."""
         self._blocked: Sequence | None = None
@@ -108,8 +111,10 @@ class Planner:
         tokens = self.tokens
         if tokens.most < tokens.usual:
             tokens.grow(self.step)
-        builder = StepPlanBuilder(PlanInFlight(self.step, now), tokens.most)
+        builder = StepPlanBuilder(PlanInFlight(self.step, now), tokens.most, limits=self.speculative_rows is not None)
         running_set = self._running_set
+        if self.adapters is not None:
+            self.adapters.review(now, self._quarantine.members)
         self._make_way()
         turn = self._in_turn()
         if self.speculative_rows is None:
@@ -190,7 +195,7 @@ class Planner:
         first = self._next()
         if first is None or (self._running_set.num_rows < self._max_rows and first is not blocked):
             return
-        victim = self._running_set.in_the_way(first)
+        victim = self._running_set.victims.in_the_way(first)
         if victim is not None:
             self._running_set.preempt(victim)
 
@@ -254,7 +259,7 @@ class Planner:
                 builder.changes.append(RowChange(row=sequence.row, dropped_blocks=1, appended_blocks=copied))
         if not sequence.known_to_worker:
             self._introduce(builder, sequence)
-        return self._take_span(builder, sequence, start, count)
+        return builder.take_span(sequence, start, count)
 
     def _make_room(self, sequence: Sequence, take: Callable[[], _Blocks | None]) -> _Blocks | None:
         """Blocks for a sequence that needs more, taken from others if need be; None when there are none yet."""
@@ -263,7 +268,7 @@ class Planner:
                 continue
             if self._running_set.leaving:
                 return None
-            victim = self._running_set.victim()
+            victim = self._running_set.victims.next()
             if victim is None:
                 return None
             for leaving in victim.request.sequences if victim.is_beam else (victim,):
@@ -273,33 +278,6 @@ class Planner:
             if not sequence.capacity:  # it was the victim, or a beam of the same search
                 return None
         return added
-
-    def _take_span(self, builder: StepPlanBuilder, sequence: Sequence, start: int, count: int) -> int:
-        """Add a span to the plan; how many of its tokens are a prompt's."""
-        builder.plain = False
-        end = start + count
-        samples = end >= len(sequence.tokens)
-        if sequence.is_beam:
-            builder.launched.has_beams, builder.launched.clean = True, False
-        elif sequence.forced:
-            builder.launched.clean = False  # its result says which of them are computed
-        sequence.num_computed = end
-        sequence.last_step = self.step
-        if samples:
-            sequence.reset_no_check()
-        prompt_tokens = 0
-        if count > 1 or not sequence.decoding:
-            builder.launched.prefills.append((sequence, sequence.epoch, count, samples))
-            # Behind its tokens its prompt ends in a plan in flight: no prompt waits for this one.
-            prompt_tokens = count if start < len(sequence.tokens) else 0
-        builder.sequences.append(sequence)
-        builder.starts.append(start)
-        builder.counts.append(count)
-        if self.speculative_rows is not None:
-            builder.limits.append(PLAIN)
-        builder.expected.append(1 if samples and sequence.pooling is None else 0)
-        builder.budget -= count
-        return prompt_tokens
 
     def _admit(self, builder: StepPlanBuilder, prefill: int, now: float) -> None:
         """Start waiting sequences in their order; the first that does not fit holds the others back.
@@ -316,8 +294,7 @@ class Planner:
                 return
             if not self.tokens.allowed(sequence.num_wanted, builder.budget, prefill):
                 return
-            if sequence.sampling.guide is not None and self.guides is not None and self.guides.lacks(sequence):
-                self.guides.hold(sequence, urgent=self._quarantine.members is not None)
+            if self._lacks(sequence):
                 continue
             if offload is not None and offload.asks_first(sequence):
                 if not offload.may_ask:
@@ -331,7 +308,7 @@ class Planner:
                 if running_set.leaving or not running_set.paused:
                     self._blocked = sequence
                     return
-                victim = running_set.victim()
+                victim = running_set.victims.next()
                 if victim is None:
                     return
                 running_set.preempt(victim)
@@ -349,10 +326,21 @@ class Planner:
             self._introduce(builder, sequence)
             # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.
             count = max(1, self.tokens.allowed(len(sequence.tokens) - start, builder.budget, prefill))
-            prefill -= self._take_span(builder, sequence, start, count)
+            prefill -= builder.take_span(sequence, start, count)
+
+    def _lacks(self, sequence: Sequence) -> bool:
+        """Hold a waiting sequence whose guide or adapter the worker does not have."""
+        if sequence.sampling.guide is not None and self.guides is not None and self.guides.lacks(sequence):
+            self.guides.hold(sequence, urgent=self._quarantine.members is not None)
+            return True
+        if self.adapters is not None and self.adapters.lacks(sequence):
+            self.adapters.hold(sequence)
+            return True
+        return False
 
     def _introduce(self, builder: StepPlanBuilder, sequence: Sequence) -> None:
-        builder.introduce(sequence, "" if self.speculative_rows is None else sequence.request.owner)
+        owner = "" if self.speculative_rows is None else sequence.request.owner
+        builder.introduce(sequence, owner, self._running_set.adapter_slots.number_of(sequence))
 
     def _seal(self, builder: StepPlanBuilder) -> StepPlan:
         launched = self._last = builder.record(self._last)
@@ -373,6 +361,7 @@ class Planner:
             transfers=transfers,
             lookups=lookups,
             cancelled=cancelled,
+            adapters=() if self.adapters is None else self.adapters.take_changes(self.step),
         )
         if self.guides is not None and plan.new_rows:
             self.guides.started(plan.new_rows)
@@ -382,9 +371,15 @@ class Planner:
         self.step += 1
         return plan
 
+    @property
+    def num_held(self) -> int:
+        """Sequences that wait for nothing but their guide or adapter."""
+        guided = 0 if self.guides is None else self.guides.num_held
+        return guided if self.adapters is None else guided + len(self.adapters.held)
+
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
         num_running, num_waiting = len(self._running_set.running), self._waiting.size
-        held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
+        held = self.num_held  # suspects among them keep others waiting
         if not self._in_flight and not held and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

@@ -140,11 +140,13 @@ class StepPlanBuilder:
     """Parallel lists."""
 
     __slots__ = (
-        "budget", "changes", "counts", "expected", "launched", "limits", "new_bytes", "new_rows", "plain",
-        "sequences", "starts",
+        "_has_limits", "budget", "changes", "counts", "expected", "launched", "limits", "new_bytes", "new_rows",
+        "plain", "sequences", "starts",
     )  # fmt: skip
 
-    def __init__(self, launched: PlanInFlight, budget: int) -> None:
+    def __init__(self, launched: PlanInFlight, budget: int, *, limits: bool = False) -> None:
+        """limits: some rows may be speculative."""
+        self._has_limits = limits
         self.launched = launched
         self.budget = budget
         """Tokens that are left of the step's."""
@@ -171,8 +173,13 @@ class StepPlanBuilder:
         tokens = len(sequence.tokens) * sequence.tokens.itemsize
         return self.new_bytes + _num_bytes(tokens, sequence.sampling, embeddings) <= MOST_NEW_BYTES
 
-    def introduce(self, sequence: Sequence, owner: str) -> None:
-        """The worker hears of a sequence, whose blocks are settled for this step. `owner`: see `NewRow.tenant`."""
+    def introduce(self, sequence: Sequence, owner: str, adapter: int) -> None:
+        """The worker hears of a sequence, whose blocks are settled for this step.
+
+        Args:
+            owner: see `NewRow.tenant`.
+            adapter: its slot; 0 is the base model.
+        """
         new = NewRow(
             row=sequence.row,
             epoch=sequence.epoch,
@@ -183,11 +190,39 @@ class StepPlanBuilder:
             blocks=tuple(tuple(table) for table in sequence.tables),
             pooling=sequence.pooling,
             tenant=owner,
+            adapter=adapter,
             embeddings=sequence.request.embeddings if sequence.num_computed < sequence.num_prompt_tokens else None,
         )
         sequence.known_to_worker = True
         self.new_rows.append(new)
         self.new_bytes += _num_bytes(len(new.token_ids), new.sampling, new.embeddings)
+
+    def take_span(self, sequence: Sequence, start: int, count: int) -> int:
+        """Add a span that is no plain decode; how many of its tokens are a prompt's."""
+        self.plain = False
+        end = start + count
+        samples = end >= len(sequence.tokens)
+        if sequence.is_beam:
+            self.launched.has_beams, self.launched.clean = True, False
+        elif sequence.forced:
+            self.launched.clean = False  # its result says which of them are computed
+        sequence.num_computed = end
+        sequence.last_step = self.launched.step
+        if samples:
+            sequence.reset_no_check()
+        prompt_tokens = 0
+        if count > 1 or not sequence.decoding:
+            self.launched.prefills.append((sequence, sequence.epoch, count, samples))
+            # Behind its tokens its prompt ends in a plan in flight: no prompt waits for this one.
+            prompt_tokens = count if start < len(sequence.tokens) else 0
+        self.sequences.append(sequence)
+        self.starts.append(start)
+        self.counts.append(count)
+        if self._has_limits:
+            self.limits.append(PLAIN)
+        self.expected.append(1 if samples and sequence.pooling is None else 0)
+        self.budget -= count
+        return prompt_tokens
 
     def record(self, last: PlanInFlight) -> PlanInFlight:
         """The finished plan, as the scheduler keeps it. Columns of `last`, the plan before it, serve again while the

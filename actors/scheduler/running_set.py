@@ -5,16 +5,15 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.scheduler.adapter_slots import AdapterSlots
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.plans import PlansInFlight
 from troupellm.actors.scheduler.shared_prompts import SharedPrompts, find_shared_prompt
+from troupellm.actors.scheduler.victims import Victims
 from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.parts import SharedPrompt
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
 from troupellm.protocol.messages.worker import NULL_BLOCK, RowFork
-
-SEARCH_STEPS = 16
-"""Steps that a beam search gets before it makes room for another tenant."""
 
 
 class _Leaving(NamedTuple):
@@ -34,7 +33,12 @@ class RunningSet:
     """
 
     def __init__(
-        self, tables: BlockTables, waiting_queue: WaitingQueue, plans_in_flight: PlansInFlight, fair_share: FairShare
+        self,
+        tables: BlockTables,
+        waiting_queue: WaitingQueue,
+        plans_in_flight: PlansInFlight,
+        fair_share: FairShare,
+        adapter_slots: AdapterSlots,
     ) -> None:
         self._tables = tables
         self._waiting = waiting_queue
@@ -46,6 +50,8 @@ class RunningSet:
         """Rows that have a reader who does not read, and no blocks."""
         self.loading: dict[int, Sequence] = {}
         """Those that wait for blocks from outer tiers, with and without device blocks."""
+        self.victims = Victims(self.running, self.paused, self.loading, fair_share)
+        self.adapter_slots = adapter_slots
         self.ending: dict[int, Sequence] = {}
         self.freed_rows: list[int] = []
         """Rows that the worker should forget with the next plan."""
@@ -63,6 +69,7 @@ class RunningSet:
         if not self._tables.admit(sequence, reserve, self._shared_prompt(sequence), span=span):
             return False
         self._waiting.remove(sequence)
+        self.adapter_slots.join(sequence)
         if sequence.tiers.host_hits:
             sequence.handle(Event.LOAD)
             self.loading[sequence.row] = sequence
@@ -105,7 +112,7 @@ class RunningSet:
 
     def missed_beam(self) -> Sequence | None:
         """A waiting beam without which its siblings cannot go on; it is served before everybody else."""
-        for request in sorted(self.regrouping.values(), key=lambda request: self._age(request.sequences[0])):
+        for request in sorted(self.regrouping.values(), key=lambda request: self.victims.age(request.sequences[0])):
             for beam in request.sequences:
                 if beam in self._waiting:
                     return beam
@@ -116,6 +123,7 @@ class RunningSet:
         """A beam becomes a copy of another one, whose blocks it was given a reference to."""
         if sequence.state is State.WAITING:
             sequence.handle(Event.START)
+            self.adapter_slots.join(sequence)
             self.running[sequence.row] = sequence
             self._fair_share.runs(sequence.request.tenant)
         else:
@@ -153,51 +161,11 @@ class RunningSet:
         """
         if self.shared_prompts.release_youngest():
             return True
-        first, victim = self._first_to_come(), self.victim()
+        first, victim = self.victims.first_to_come(), self.victims.next()
         if first is None or victim is None or victim.request is first.request:
             return False
         self.preempt(victim)
         return True
-
-    def victim(self) -> Sequence | None:
-        """The sequence that gives up blocks next: paused readers before others, then the tenant that was served most,
-        then the newest. The oldest running request is preempted only for itself: two beam searches that preempted each
-        other in turns would never finish.
-        """
-        if self.paused:
-            return max(self.paused.values(), key=self._age)
-        first = self._first_to_come()
-        if first is None:
-            return None
-        kept = first.request.sequences if first.is_beam else (first,)
-        candidates = [sequence for sequence in self.running.values() if sequence not in kept]
-        candidates += [sequence for sequence in self.loading.values() if sequence.capacity]
-        return max(candidates or self.running.values(), key=self._age)
-
-    def _first_to_come(self) -> Sequence | None:
-        return min(self.running.values(), key=lambda sequence: sequence.arrival_key, default=None)
-
-    def in_the_way(self, waiting: Sequence) -> Sequence | None:
-        """The sequence that makes room for the first of the waiting queue: the newest of the tenant that runs most.
-
-        None unless a tenant runs more than its fair share; otherwise the preempted request could ask for its room back.
-        A beam is chosen only if there is no other sequence: all of its search goes with it, which leaves its tenant
-        with less than a share and the step undone. A search makes some steps first, or searches take turns forever.
-        """
-        fair_share, tenant = self._fair_share, waiting.request.tenant
-        coming = sum(1 for other in self.loading.values() if other.capacity and other.request.tenant == tenant)
-        after = fair_share.rows(tenant) + (1 + coming) * fair_share.row_share(tenant)
-        others = set(fair_share.running) - {tenant}
-        above = {name for name in others if fair_share.rows(name) - fair_share.row_share(name) >= after}
-        if not above:
-            return None
-        able = [s for s in self.running.values() if s.request.tenant in above]
-        candidates = [s for s in able if not s.is_beam] or [s for s in able if _has_had_its_turn(s)]
-        return max(candidates, key=lambda s: (fair_share.rows(s.request.tenant), self._age(s)), default=None)
-
-    def _age(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
-        """Greater gives way first."""
-        return self._fair_share.served(sequence.request.tenant), sequence.arrival_key
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks away. The lost positions are computed again later, from all tokens so far.
@@ -244,6 +212,7 @@ class RunningSet:
         self.paused.clear()
         self.freed_rows.clear()
         self.forks.clear()
+        self.adapter_slots.forget()
         self.shared_prompts.forget()
         self.leaving.clear()
         for sequence in computed:
@@ -318,6 +287,7 @@ class RunningSet:
             self.held.add(sequence.row)
 
     def _leave(self, sequence: Sequence) -> None:
+        self.adapter_slots.leave(sequence)
         if self.running.pop(sequence.row, None) is not None:
             self._fair_share.rests(sequence.request.tenant)
         self.paused.pop(sequence.row, None)
@@ -355,6 +325,7 @@ class RunningSet:
                 assert sequence.row == row, "a sequence is filed under another row"
                 assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
         places = (self.running, self.paused, self.loading)
+        self.adapter_slots.assert_invariants({s.row: s for place in places for s in place.values() if s.capacity})
         holders = [sequence.tables for place in places for sequence in place.values()]
         holders += [entry.tables for entry in self.leaving]
         newest = max((launched.step for launched in self._in_flight), default=self._in_flight.last_returned)
@@ -393,8 +364,3 @@ class RunningSet:
                 behind = 0 if window is None else max(0, sequence.num_computed + 1 - window)
                 given_back = table.count(NULL_BLOCK) * self._tables.block_size
                 assert given_back <= behind, "a block that is still seen was given back"
-
-
-def _has_had_its_turn(beam: Sequence) -> bool:
-    search = beam.request.search
-    return search is not None and search.num_steps >= SEARCH_STEPS

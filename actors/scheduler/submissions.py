@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush
 
-from troupellm.actors.kv_cache.block_hash import namespace, split_keys
+from troupellm.actors.kv_cache.block_hash import namespace, owner_name, split_keys
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.waiting_queue import arrival_key
 from troupellm.actors.sequences.beam_search import BeamSearch
@@ -51,9 +51,18 @@ def _prompt_keys(message: SubmitRequest, tables: BlockTables) -> list[bytes]:
         return []
     keys = message.prompt_keys
     if not keys:
-        owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt)
+        owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt, adapter=_digest(message))
         keys = tables.hasher.prompt_keys(owner, message.prompt)
     return split_keys(keys)
+
+
+def owner_of(message: SubmitRequest) -> str:
+    """As `NewRow.tenant`: data kept of an adapter's tokens say nothing about those of the model or of another one."""
+    return owner_name(tenant=message.tenant, cache_salt=message.cache_salt, adapter=_digest(message))
+
+
+def _digest(message: SubmitRequest) -> str:
+    return "" if message.adapter is None else message.adapter.digest
 
 
 def make_request(

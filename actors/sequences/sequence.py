@@ -134,6 +134,7 @@ class Request:
     """The state that a request's sequences share."""
 
     __slots__ = (
+        "adapter",
         "arrival",
         "cached_sources",
         "cached_tokens",
@@ -177,6 +178,7 @@ class Request:
         self.owner = ""
         """As `NewRow.tenant`."""
         self.lease_owner, self.session, self.leases = message.tenant, message.session, message.leases
+        self.adapter = message.adapter
         self.streaming = message.streaming
         self.arrival = message.arrival
         self.max_tokens = message.max_tokens
@@ -208,6 +210,11 @@ class Request:
         self.error: TroupeError | None = None
         self.reason: FinishReason | None = None
         """Of the sequence that ended last."""
+
+    @property
+    def adapter_name(self) -> str:
+        """Empty: the model itself."""
+        return "" if self.adapter is None else self.adapter.name
 
 
 class Sequence:

@@ -5,19 +5,20 @@ worker actor alone calls it.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 import anyio
 
-from troupellm.actors.runtime.ports import Line
+from troupellm.actors.runtime.ports import Line, Threads
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.models.runner.steps_in_flight import Steps
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
+from troupellm.protocol.messages.adapters import NO_ADAPTERS, AdapterPreparation
 from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport, execute
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
-from troupellm.protocol.messages.worker_abilities import Wait
+from troupellm.protocol.messages.worker_abilities import PreparesAdapters, PreparesGuides, Wait
 from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -74,6 +75,12 @@ class WorkerHost(Protocol):
     async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
         """Have the worker build a guide beside its steps, so that no step waits for it; never raises."""
 
+    async def prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
+        """Have the worker read an adapter beside its steps, before a plan names it; never raises."""
+
+    def release_adapter(self, digest: str) -> None:
+        """Have the worker free the host memory of an adapter that no later plan names."""
+
     async def stand_by(self) -> None:
         """Get ready, beside a worker that serves, for the case that it is lost."""
 
@@ -111,18 +118,18 @@ class ThreadWorker:
         thread: Line,
         ready: WorkerReady,
         timeout: float | None,
-        prepare_guide: Callable[[GuideProgram], Awaitable[None]] | None = None,
+        pool: Threads | None = None,
     ) -> None:
         """
         Args:
             timeout: seconds after which a restart counts as hung.
-            prepare_guide: the worker's own, on another thread; None where it builds guides when it needs them.
+            pool: threads beside the steps; None where the worker builds guides when it needs them.
         """
         self._worker = worker
         self._thread = thread
         self._ready = ready
         self._timeout = timeout
-        self._prepare_guide = prepare_guide
+        self._pool = pool
         self._results: deque[StepResult | Exception] = deque()
         self._waiter: Waiter | None = None
         self._run = _Run(worker, thread, self._land)
@@ -140,9 +147,20 @@ class ThreadWorker:
         return result
 
     async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
-        if self._prepare_guide is not None:
-            await self._prepare_guide(program)
+        if self._pool is not None and isinstance(self._worker, PreparesGuides):
+            await self._pool.run(self._worker.prepare_guide, program)
         return "built"
+
+    async def prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
+        if not isinstance(self._worker, PreparesAdapters):
+            return NO_ADAPTERS
+        if self._pool is None:
+            return self._worker.prepare_adapter(digest, folder)
+        return await self._pool.run(self._worker.prepare_adapter, digest, folder)
+
+    def release_adapter(self, digest: str) -> None:
+        if isinstance(self._worker, PreparesAdapters):
+            self._worker.release_adapter(digest)
 
     async def stand_by(self) -> None:
         """A thread needs nothing."""

@@ -9,6 +9,7 @@
 #include <deque>
 
 #include "layer_parts.h"
+#include "low_rank.h"
 
 namespace {
 
@@ -101,12 +102,12 @@ struct Activations {
     Quantized quantized;
 
     // Room for all layers, each buffer as large as the largest layer needs it. A row may be kept twice, so that more are
-    // kept than there are.
-    void fit(const Layers& model, int64_t rows, int64_t num_kept) {
+    // kept than there are. apart: gate and up lie beside each other before they are one.
+    void fit(const Layers& model, int64_t rows, int64_t num_kept, bool apart) {
         int64_t most_outs = 0, width = 0, row_bytes = 0;
         for (int64_t number = 0; number < model.count; ++number) {
             const Layer& layer = model.layers[number];
-            most_outs = std::max({most_outs, layer.qkv.outs(), layer.gate_up.outs() / 2});
+            most_outs = std::max({most_outs, layer.qkv.outs(), layer.gate_up.outs() / (apart ? 1 : 2)});
             width = std::max(width, layer.heads->heads * layer.heads->head_dim);
             for (const Product* product : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
                 row_bytes = std::max(row_bytes, product->row_bytes());
@@ -125,18 +126,27 @@ struct Keep {
     int64_t count;
 };
 
+// What adapters add, in fields of 8 bytes each: for each layer the weights of qkv, out, gate_up and down; the rows that
+// have adapters, of all and of those that are kept behind the last layer's attention.
+struct Adapters {
+    const LowRank* weights;
+    LowRankRows rows, kept;
+};
+
 // The layers of one step, made by the thread that then calls for its team.
 class LayersPart {
 public:
-    LayersPart(const Layers& model, int64_t rows, const Keep& keep, Activations& memory, Team& team)
-        : model_(model), rows_(rows), keep_(keep), memory_(memory), team_(team) {
-        memory.fit(model, rows, keep.places ? keep.count : 0);
+    // adapters: null where no row has one.
+    LayersPart(const Layers& model, int64_t rows, const Keep& keep, Activations& memory, Team& team,
+               const Adapters* adapters = nullptr)
+        : model_(model), rows_(rows), keep_(keep), adapters_(adapters), memory_(memory), team_(team) {
+        memory.fit(model, rows, keep.places ? keep.count : 0, adapters != nullptr);
         for (int64_t number = 0; number < model.count; ++number) {
             const Layer& layer = model.layers[number];
             const int64_t after = keeps(number) ? keep.count : rows;
             parts_.emplace_back(layer.qkv, false, rows, team, memory.quantized);
             parts_.emplace_back(layer.out, false, after, team, memory.quantized);
-            parts_.emplace_back(layer.gate_up, true, after, team, memory.quantized);
+            parts_.emplace_back(layer.gate_up, adapters == nullptr, after, team, memory.quantized);
             parts_.emplace_back(layer.down, false, after, team, memory.quantized);
         }
     }
@@ -169,9 +179,8 @@ private:
         const Heads& heads = *layer.heads;
         const Rotation angles = heads.half ? model_.rotations[layer.rotation] : Rotation{};
         const int64_t width = layer.qkv.outs();
-        if (!parts_[4 * number].run({residual, model_.hidden, rows_, layer.attention_norm, layer.eps},
-                                    {memory_.wide.data(), width, false, 1.0f}))
-            return false;
+        const Inputs normed{residual, model_.hidden, rows_, layer.attention_norm, layer.eps};
+        if (!run(4 * number, normed, {memory_.wide.data(), width, false, 1.0f}, false)) return false;
         return attention_part({&heads, view.plan, memory_.wide.data(), width, rows_, model_.caches[number].keys,
                         model_.caches[number].values, model_.cells, view.rows, positions, angles.cosines, angles.sines,
                         memory_.attended.data(), heads.heads * heads.head_dim}, team_) && team_.meet();
@@ -182,10 +191,41 @@ private:
         const Layer& layer = model_.layers[number];
         const int64_t inner = layer.gate_up.outs() / 2, hidden = model_.hidden;
         const Output sum{residual, hidden, true, static_cast<float>(layer.multiplier)};
-        return parts_[4 * number + 1].run({attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum) &&
-               parts_[4 * number + 2].run_gated({residual, hidden, rows, layer.feed_forward_norm, layer.eps}, layer.activation,
-                                         {memory_.wide.data(), inner, false, 1.0f}) &&
-               parts_[4 * number + 3].run({memory_.wide.data(), inner, rows, nullptr, 0.0}, sum);
+        const Inputs normed{residual, hidden, rows, layer.feed_forward_norm, layer.eps};
+        const bool kept = keeps(number);
+        float* const wide = memory_.wide.data();
+        if (!run(4 * number + 1, {attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum, kept))
+            return false;
+        if (adapters_ == nullptr)
+            return parts_[4 * number + 2].run_gated(normed, layer.activation, {wide, inner, false, 1.0f}) &&
+                   parts_[4 * number + 3].run({wide, inner, rows, nullptr, 0.0}, sum);
+        if (!run(4 * number + 2, normed, {wide, 2 * inner, false, 1.0f}, kept)) return false;
+        team_.each(rows, [&](int64_t row) { gate(wide + row * 2 * inner, inner, layer.activation); });
+        return team_.meet() && run(4 * number + 3, {wide, 2 * inner, rows, nullptr, 0.0}, sum, kept);
+    }
+
+    // One product, with what adapters add to it. kept: the rows are those that are kept.
+    bool run(int64_t part, const Inputs& x, const Output& out, bool kept) {
+        if (!parts_[part].run(x, out)) return false;
+        if (adapters_ == nullptr) return true;
+        const LowRankRows& rows = kept ? adapters_->kept : adapters_->rows;
+        team_.each_in_turn(rows.count, 1, [&](int64_t i) {
+            add_low_rank(adapters_->weights[part], rows, i, x, out.factor, out.data, out.stride);
+        });
+        return team_.meet();
+    }
+
+    // activation(gate) * up in place of the gate [inner], which `up` lies behind.
+    static void gate(float* row, int64_t inner, int64_t activation) {
+        const float* const up = row + inner;
+        int64_t i = 0;
+        for (; i + kLanes <= inner; i += kLanes) store(row + i, activated(load(row + i), activation) * load(up + i));
+        if (i == inner) return;
+        Floats gates = {}, ups = {};
+        std::memcpy(&gates, row + i, sizeof(float) * (inner - i));
+        std::memcpy(&ups, up + i, sizeof(float) * (inner - i));
+        const Floats found = activated(gates, activation) * ups;
+        std::memcpy(row + i, &found, sizeof(float) * (inner - i));
     }
 
     // to [kept, width] = the rows of `from` that are kept.
@@ -198,6 +238,7 @@ private:
     const Layers& model_;
     const int64_t rows_;
     const Keep keep_;
+    const Adapters* const adapters_;
     Activations& memory_;
     Team& team_;
     std::deque<Part> parts_;

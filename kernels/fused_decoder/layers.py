@@ -24,6 +24,7 @@ from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import check, require
 from troupellm.kernels.linear import PackedLinear
 from troupellm.kernels.linear.cpu import ANY_ROWS, FEW_ROWS
+from troupellm.kernels.low_rank.native import LayerAdapters
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.cpu import (
     CELLS,
@@ -143,6 +144,7 @@ class DecoderLayers:
         rotations: Sequence[Pair],
         caches: Sequence[Pair],
         keep: Tensor | None,
+        adapters: LayerAdapters | None = None,
     ) -> Tensor:
         """Take the residual through all layers; keys and values are written to the caches.
 
@@ -153,6 +155,7 @@ class DecoderLayers:
             rotations: cosines and sines by position, [positions, 1, rotary_dim / 2] each, contiguous.
             caches: per layer, as of `kernels.paged_attention`.
             keep: int64 [kept], the rows to go on with behind the last attention; None is all.
+            adapters: of rows that have some.
 
         Returns:
             output of the last layer [kept, hidden]; if all rows are kept, it is `residual`.
@@ -183,6 +186,7 @@ class DecoderLayers:
             None if keep is None else keep.data_ptr(),
             kept,
             out.data_ptr(),
+            None if adapters is None else adapters.pointer,
             torch.get_num_threads(),
         )
         return out
@@ -285,4 +289,4 @@ def load() -> cpp.Function | None:
     library = cpp.load()
     if library is None or load_attention() is None:
         return None
-    return library.function("decoder_layers", "ppip" + "pi" + "pip" + "i")
+    return library.function("decoder_layers", "ppip" + "pi" + "pip" + "p" + "i")

@@ -1,8 +1,7 @@
 """Products of rows with a weight of their group each, in one launch, as adapters (LoRA) of many requests need them.
 
-No layer calls it yet, since this worker refuses adapters (`models.row_table`); who brings them has the kernel, its
-definition and its tests. It is not for mixtures of experts: `kernels.fused_moe` has its products with gates and routing
-weights in them.
+`kernels.low_rank` makes the two products of an adapter from it. It is not for mixtures of experts: `kernels.fused_moe`
+has its products with gates and routing weights in them.
 """
 
 import torch

@@ -34,6 +34,8 @@ class RowTable:
         num_prompt_tokens: int64 [slots].
         pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
         computed: int64 [slots], first positions whose keys and values are there; kept by the verification of drafts.
+        adapters: int64 [slots], the adapter slot of each row; 0 is the base model.
+        adapted: number of known rows with an adapter.
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
 
@@ -50,12 +52,14 @@ class RowTable:
         """Slots of rows with embeddings, with a guide, or to be pooled."""
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
+        self.adapted = 0
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
         self.blocks: NDArray[np.int32] = np.zeros((num_groups, 0, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks: NDArray[np.int64] = np.zeros((num_groups, 0), dtype=np.int64)
-        self.lengths, self.epochs, self.prompt_logprobs, self.num_prompt_tokens, self.pooled, self.computed = (
-            np.zeros(0, dtype=np.int64) for _ in range(6)
+        self.lengths, self.epochs, self.prompt_logprobs, self.num_prompt_tokens, self.pooled = (
+            np.zeros(0, dtype=np.int64) for _ in range(5)
         )
+        self.computed, self.adapters = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -79,8 +83,6 @@ class RowTable:
         Returns:
             its tokens, int32 [known].
         """
-        if new.adapter:
-            raise PlanError(f"row {new.row}: adapters are not offered by this worker")
         known = np.frombuffer(new.token_ids, dtype="<i4")
         if not 0 < known.size <= self.longest:
             raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self.longest}")
@@ -95,6 +97,7 @@ class RowTable:
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.pooled[slot] = new.pooling is not None
         self.computed[slot] = 0
+        self._set_adapter(slot, new.adapter)
         self.embeddings.pop(slot, None)
         if new.embeddings is not None:
             given = np.frombuffer(new.embeddings, dtype="<f4").reshape(new.num_prompt_tokens, -1)
@@ -112,6 +115,7 @@ class RowTable:
         slot, self._last = self._slots.pop(row, None), None
         if slot is not None:
             self.embeddings.pop(slot, None)
+            self._set_adapter(slot, 0)
             self._prompt_logprobs.discard(slot)
             self._unusual.discard(slot)
             self._free.append(slot)
@@ -288,6 +292,10 @@ class RowTable:
     def _copy_tables(self, slots: NDArray[np.int64], parents: NDArray[np.int64]) -> None:
         self.blocks[:, slots], self.num_blocks[:, slots] = self.blocks[:, parents], self.num_blocks[:, parents]
 
+    def _set_adapter(self, slot: int, adapter: int) -> None:
+        self.adapted += (adapter > 0) - int(self.adapters[slot] > 0)
+        self.adapters[slot] = adapter
+
     def _take_slot(self) -> int:
         if not self._free:
             self._grow()
@@ -301,7 +309,7 @@ class RowTable:
         groups, _, width = self.blocks.shape
         self.blocks = np.concatenate((self.blocks, np.zeros((groups, new - old, width), dtype=np.int32)), axis=1)
         self.num_blocks = np.concatenate((self.num_blocks, np.zeros((groups, new - old), dtype=np.int64)), axis=1)
-        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled", "computed"):
+        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled", "computed", "adapters"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))
         self._memory = None
 

@@ -19,8 +19,11 @@ _LENGTH_BYTES = 8
 _AGAIN = "download the file again"
 
 
-def check_header(path: Path) -> None:
+def check_header(path: Path) -> object:
     """Look at a file's header and size.
+
+    Returns:
+        the header's value: an object with an entry for each tensor, where the library accepts it.
 
     Raises:
         ModelLoadError: the file cannot be read, is cut or too long, or a Git LFS pointer; or its header names a tensor,
@@ -39,7 +42,7 @@ def check_header(path: Path) -> None:
     except OSError as error:
         raise ModelLoadError(f"{name} cannot be read: {why(error)}") from error
     try:
-        tensors = json.loads(header, object_pairs_hook=_once)
+        tensors: object = json.loads(header, object_pairs_hook=_once)
     except _TwiceError as error:
         raise ModelLoadError(f"{name}: the header names {plain_name(error.name)} twice") from None
     except (ValueError, RecursionError) as error:
@@ -51,6 +54,7 @@ def check_header(path: Path) -> None:
         raise ModelLoadError(
             f"{name} is damaged: it has {size:,} bytes, its header describes {described:,}", hint=_AGAIN
         )
+    return tensors
 
 
 def _header_length(name: str, begin: bytes, size: int) -> int:

@@ -191,6 +191,17 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int | None = None
     """Number of parameters, where it does not follow from the other fields."""
 
+    def query_key_value(self) -> dict[str, int]:
+        """Names of the projections to queries, keys and values, and their widths, in the order of the outputs."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        if self.qkv_name is not None:
+            return {self.qkv_name: query + 2 * key}
+        return {"q_proj": query, "k_proj": key, "v_proj": key}
+
+    def gate_up(self, size: int) -> dict[str, int]:
+        """The same of the projections to gate and up of a feed-forward part of that inner size."""
+        return {"gate_proj": size, "up_proj": size} if self.gate_up_name is None else {self.gate_up_name: 2 * size}
+
     def rope_of(self, layer: int) -> RopeConfig | None:
         """A layer's rotation; None if it has none."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope

@@ -12,6 +12,7 @@ from troupellm.kernels.decode_io import begin, gathered
 from troupellm.kernels.mla_attention import expanding_tokens
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan, DeviceTree, LongRow
+from troupellm.models.adapters.batch import AdapterBatch
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gpu.row_table import DeviceRows
@@ -135,6 +136,7 @@ class BatchMaker:
         *,
         text: Tensor | None = None,
         inputs: tuple[Tensor, Tensor] | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> ForwardBatch:
         """Of any tokens.
 
@@ -142,7 +144,7 @@ class BatchMaker:
             slots: int64 [rows], in the order of the spans.
             token_slots, positions: int64 [tokens].
             text: int64 [tokens], where tokens stand in the text, if that is not where they lie: of trees of drafts.
-            logit_tokens, inputs: as of `ForwardBatch`.
+            logit_tokens, inputs, adapters: as of `ForwardBatch`.
         """
         token_ids, kv_rows = gathered(rows.tokens, rows.block_tables, token_slots, positions, **self._sizes)
         return ForwardBatch(
@@ -151,6 +153,7 @@ class BatchMaker:
             groups=self._groups(spans, rows.block_tables.index_select(1, slots), kv_rows),
             logit_tokens=logit_tokens,
             inputs=inputs,
+            adapters=adapters,
         )
 
     def make_uniform(

@@ -6,6 +6,7 @@ cache. It appends the sampled tokens to the rows, where the next step reads them
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -13,12 +14,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from troupellm.models.adapters.batch import graph_batch
+from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.gpu.batch import BatchMaker
 from troupellm.models.gpu.device import Device, Graph, memory_errors
 from troupellm.models.gpu.graph_dispatch import Dispatcher, GraphKey
 from troupellm.models.gpu.row_table import DeviceRows
-from troupellm.models.gpu.sampling_tensors import COUNT, END, SLOT, TOP_K, WIDTH, choose
+from troupellm.models.gpu.sampling_tensors import ADAPTER, COUNT, END, SLOT, TOP_K, WIDTH, choose
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch
@@ -53,6 +56,7 @@ class DecodeGraphs:
         codes: Tensor,
         *,
         aux_hidden_states: AuxHiddenStates | None = None,
+        adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """
@@ -61,11 +65,13 @@ class DecodeGraphs:
             codes: `noise.token_codes`.
             aux_hidden_states: graphs verify drafts: they end with logits of all tokens and with what a proposer is
                 shown. None: they end with tokens.
+            adapters: for the graphs of steps with adapters.
             clock: seconds.
         """
         self.dispatcher = dispatcher
         self._device, self._decoder, self._cache, self._maker = device, decoder, cache, maker
         self._rows, self._codes, self._generation = rows, codes, rows.generation
+        self._adapters = adapters
         self.columns = torch.zeros(WIDTH * largest * 2, dtype=torch.int64, device=device.torch_device)
         # In no graph's own memory, which would keep what each of them gives apart from all others'.
         most = max(largest, dispatcher.most_tokens)
@@ -239,9 +245,13 @@ class DecodeGraphs:
 
     def _batch(self, key: GraphKey, columns: Tensor) -> ForwardBatch:
         counts = columns[COUNT] if key.queries > 1 else None
-        return self._maker.make_uniform(
+        batch = self._maker.make_uniform(
             columns[SLOT], columns[END], counts, key.queries, self._rows, self._decoder.angle_table
         )
+        if not key.adapters or self._adapters is None:
+            return batch
+        of_tokens = columns[ADAPTER] if key.queries == 1 else columns[ADAPTER].repeat_interleave(key.queries)
+        return replace(batch, adapters=graph_batch(self._adapters, of_tokens))
 
     def verified(self, key: GraphKey, columns: Tensor, aux_hidden_states: AuxHiddenStates) -> None:
         """The step itself, of tokens that are to be verified: leaves what `verify` gives."""

@@ -33,6 +33,8 @@ class GraphKey:
     """Tokens of each row; more than one verifies drafts."""
     kind: int = GREEDY
     """The most that a row may need of `choose`: GREEDY, DRAWN or CUT."""
+    adapters: bool = False
+    """Rows may have adapters."""
 
     @property
     def tokens(self) -> int:
@@ -63,14 +65,18 @@ class Dispatcher:
     Every step soon has a graph: the largest ones are captured first. Until a step's own graph exists, a larger one
     computes it, with padding in the other rows. Graphs that steps ask for are captured next, then all others, largest
     first. Graphs that draw, and those that draw from the likeliest tokens alone, are captured only for batch sizes that
-    did so; for other sizes, tokens are drawn from the logits of a graph."""
+    did so; for other sizes, tokens are drawn from the logits of a graph. Graphs with adapters are captured only for
+    batch sizes that had some."""
 
-    def __init__(self, sizes: Iterable[int], *, queries: Iterable[int] = (1,), draws: bool = True) -> None:
+    def __init__(
+        self, sizes: Iterable[int], *, queries: Iterable[int] = (1,), draws: bool = True, adapters: bool = False
+    ) -> None:
         """
         Args:
             sizes: batch sizes to capture; an empty list means eager steps only.
             queries: tokens per row of uniform steps.
             draws: graphs may draw tokens; otherwise the caller draws from their logits.
+            adapters: steps with adapters may have graphs.
         """
         self._sizes = tuple(sorted(set(sizes)))
         self._queries = tuple(sorted(set(queries)))
@@ -85,7 +91,8 @@ class Dispatcher:
         self._largest = tuple(shape for shape in self._shapes if largest[shape.queries] == shape)
         kinds = (DRAWN, CUT) if draws else ()
         drawing = [replace(shape, kind=kind) for shape in shapes if shape.queries == 1 for kind in kinds]
-        self._possible = frozenset((*shapes, *drawing))
+        adapted = [replace(key, adapters=True) for key in (*shapes, *drawing)] if adapters else []
+        self._possible = frozenset((*shapes, *drawing, *adapted))
         self._captured: set[GraphKey] = set()
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._waiting = self._by_size()
@@ -98,10 +105,10 @@ class Dispatcher:
 
     def key(self, batch: BatchDescriptor, kind: int = GREEDY) -> GraphKey | None:
         """The graph that is made for such a step, captured or not; None where it must be eager. kind: of the graph."""
-        if not batch.uniform or batch.adapters or not batch.requests or batch.queries not in self._queries:
+        if not batch.uniform or not batch.requests or batch.queries not in self._queries:
             return None
         size = next((size for size in self._sizes if size >= batch.requests), None)
-        found = None if size is None else GraphKey(size, batch.queries, kind)
+        found = None if size is None else GraphKey(size, batch.queries, kind, batch.adapters)
         return found if found in self._possible else None
 
     def verifying(self, batch: BatchDescriptor, longest: int, *, pads: bool) -> GraphKey | None:
@@ -125,8 +132,8 @@ class Dispatcher:
     @property
     def kinds(self) -> tuple[GraphKey, ...]:
         """The smallest graph of each kind: graphs that differ only in the number of rows run the same code."""
-        falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.kind))
-        return tuple({(key.queries, key.kind): key for key in falling}.values())
+        falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.kind, key.adapters))
+        return tuple({(key.queries, key.kind, key.adapters): key for key in falling}.values())
 
     @property
     def most_tokens(self) -> int:
@@ -151,7 +158,9 @@ class Dispatcher:
             able = [
                 one
                 for one in self._captured
-                if one.queries == key.queries and one.requests >= key.requests and one.kind <= key.kind
+                if (one.queries, one.adapters) == (key.queries, key.adapters)
+                and one.requests >= key.requests
+                and one.kind <= key.kind
             ]
             self._stand_ins[key] = min(
                 able, key=lambda one: (one.requests, one.kind != key.kind, one.kind), default=None

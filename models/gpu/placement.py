@@ -199,6 +199,7 @@ class GpuPlace:
         activations += self._graph_bytes(decoder, kv_dtype, drafter)
         activations += MOST_BLOCKS * block if config.offload.host_bytes else 0
         state = 4 * config.scheduler.max_num_seqs * (budget.max_model_len + budget.max_model_len // 8)
+        state += budget.adapter_bytes
         room = int(self._total * config.cache.gpu_memory_utilization) - used - activations - state - GRAPH_BYTES
         windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
         longest = count_blocks(windows, budget.max_model_len, span, config.cache.block_size)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.sampling.noise import token_codes
+from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.spans import Spans
 from troupellm.models.batch.step_result import step_result
@@ -66,6 +67,7 @@ class CudaRunner:
         activation: Activation = "softmax",
         guides: GuidedRows | None = None,
         speculation: MakeSpeculator | None = None,
+        adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """
@@ -99,6 +101,7 @@ class CudaRunner:
             poison=poison,
             guides=guides,
             speculator=self.speculator,
+            adapters=adapters,
             asynchronous=True,
         )
         self._columns = SamplingTensors()
@@ -114,10 +117,13 @@ class CudaRunner:
 
     def _make_graphs(self, sizes: tuple[int, ...], codes: Tensor, clock: Callable[[], float]) -> DecodeGraphs:
         """The graphs of decode steps, or of the verification of drafts; arguments as of the runner."""
-        dispatcher, aux_hidden_states = Dispatcher(sizes), None
+        adapters = self.stages.adapters
+        with_adapters = adapters is not None and not self.decoder.batch_invariant
+        dispatcher, aux_hidden_states = Dispatcher(sizes, adapters=with_adapters), None
         if self.speculator is not None:
             aux_hidden_states = self.speculator.aux_hidden_states
-            dispatcher = Dispatcher(sizes, queries=(1, 1 + self.speculator.most), draws=False)
+            queries = (1, 1 + self.speculator.most)
+            dispatcher = Dispatcher(sizes, queries=queries, draws=False, adapters=with_adapters)
         return DecodeGraphs(
             self.device,
             dispatcher,
@@ -128,6 +134,7 @@ class CudaRunner:
             self.rows,
             codes,
             aux_hidden_states=aux_hidden_states,
+            adapters=adapters,
             clock=clock,
         )
 
@@ -218,7 +225,7 @@ class CudaRunner:
             chooses = chooses or kind > graph.kind  # the graph has appended others
         else:
             columns, hidden = self._eager(step)
-            logits, chooses = self.decoder.logits(hidden) if slots.size else None, True
+            logits, chooses = self.stages.logits(hidden, rows) if slots.size else None, True
         seconds = StepTimings(prepare=perf_counter() - begin)
         positions, logprob_parts = tuple(ends.tolist()), self.chooser.logprob_parts(slots)
         ticket = LaunchedPlan(plan, step.sampling, rows, positions, None, seconds, logprob_parts=logprob_parts)
@@ -242,7 +249,7 @@ class CudaRunner:
         if graph is None:
             _, hidden = self._eager(step)
             stages.read_prompts(step, step.spans, hidden, drawn)
-            logits = self.decoder.logits(hidden[:drawn]) if drawn else None
+            logits = stages.logits(hidden[:drawn], step.drawn) if drawn else None
         elif step.verify_batch is None:
             _, logits, _ = self._replay(graph, step.spans)
         else:
@@ -255,7 +262,10 @@ class CudaRunner:
         uniform = bool(sampling.all()) and bool((spans.counts == 1).all())
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             uniform = False
-        batch = BatchDescriptor(int(spans.counts.sum()), spans.slots.size, uniform)
+        adapted = self._adapted(spans)
+        batch = BatchDescriptor(
+            int(spans.counts.sum()), spans.slots.size, uniform and adapted is not None, bool(adapted)
+        )
         key = self.graphs.dispatcher.key(batch, kind)
         return None if key is None else self.graphs.prepare(key)  # prompts do not wait for a capture either
 
@@ -296,9 +306,25 @@ class CudaRunner:
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             return None
         longest, tokens = int(spans.counts.max()), int(spans.counts.sum())
-        batch = BatchDescriptor(tokens, spans.slots.size, uniform=bool((spans.counts == longest).all()))
+        adapted = self._adapted(spans)
+        if adapted is None:
+            return None
+        batch = BatchDescriptor(tokens, spans.slots.size, bool((spans.counts == longest).all()), adapted)
         key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
         return None if key is None else self.graphs.prepare(key)
+
+    def _adapted(self, spans: Spans) -> bool | None:
+        """Whether a row computes with an adapter; None where no graph does so. Batch-invariant rows take one path,
+        beside rows with adapters and alone."""
+        adapters = self.stages.adapters
+        if adapters is not None and self.decoder.batch_invariant:
+            return None
+        if adapters is None or not self.rows.adapted:
+            return False
+        numbers = self.rows.adapters[spans.slots]
+        if not numbers.any():
+            return False
+        return True if adapters.goes_into_graphs(numbers) else None
 
     def _eager(self, step: Step) -> tuple[Tensor, Tensor]:
         """Compute any step, kernel by kernel.
@@ -345,6 +371,7 @@ class CudaRunner:
             sent[3],
             text=text,
             inputs=inputs,
+            adapters=self.stages.adapted(spans, owner),
         )
         return sent[0], self.stages.forward(step, batch)
 
@@ -352,10 +379,14 @@ class CudaRunner:
         self.stages.apply(plan)
         for new in plan.new_rows:
             if new.pooling is None:
-                self._columns.put(self.rows.slot(new.row), self.stages.sampler.options(new.row))
+                self._put_columns(new.row)
         for change in plan.changes:
             if change.sampling is not None:
-                self._columns.put(self.rows.slot(change.row), self.stages.sampler.options(change.row))
+                self._put_columns(change.row)
+
+    def _put_columns(self, row: int) -> None:
+        slot = self.rows.slot(row)
+        self._columns.put(slot, self.stages.sampler.options(row), int(self.rows.adapters[slot]))
 
 
 def _classified(decoder: RunnableDecoder, device: torch.device, vectors: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from troupellm.models.gpu.logprobs import NOTHING, num_logprobs
 from troupellm.models.gpu.penalties import PenaltyTensors
 from troupellm.models.sampling.row_options import RowOptions
 
-SLOT, END, COUNT, STREAM, SCALES, TOP_K, TOP_P = range(7)
-WIDTH = 7
+SLOT, END, COUNT, STREAM, SCALES, TOP_K, TOP_P, ADAPTER = range(8)
+WIDTH = 8
 
 GREEDY, DRAWN, CUT, ELSEWHERE = range(4)
 """How a row's token is chosen: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the
@@ -40,8 +40,8 @@ class SamplingTensors:
         self.penalties, self.adjustments = PenaltyTensors(), Adjustments()
         self._values: NDArray[np.int64] = np.zeros((WIDTH, 0), np.int64)
 
-    def put(self, slot: int, options: RowOptions) -> None:
-        """A row has a slot, or asks for something else than before."""
+    def put(self, slot: int, options: RowOptions, adapter: int = 0) -> None:
+        """A row has a slot, or asks for something else than before. adapter: its adapter slot, 0 is none."""
         if slot >= self.kinds.size:
             more = max(2 * self.kinds.size, slot + 1, 16) - self.kinds.size
             self.kinds = np.concatenate((self.kinds, np.zeros(more, np.int64)))
@@ -53,7 +53,8 @@ class SamplingTensors:
         self.adjustments.put(slot, options)
         scales = np.array([options.inverse_temperature, options.log_min_p], np.float32)
         top_p = np.array([options.state.top_p], np.float64)
-        self._values[STREAM:, slot] = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0])
+        numbers = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0], adapter)
+        self._values[STREAM:, slot] = numbers
 
     def of(
         self,

@@ -80,5 +80,5 @@ def adapter_refusal(model: str, folder: Path) -> ModelLoadError:
     named = plain_name(base) if isinstance(base, str) and base else "its base model"
     return ModelLoadError(
         f"{plain_name(model)} is a LoRA adapter for {named} ({ADAPTER_CONFIG}), no whole model",
-        hint=f"serve {named} with --lora-modules once this version has it; until then merge the adapter into it",
+        hint=f"serve {named} with --enable-lora --lora-modules name=folder",
     )

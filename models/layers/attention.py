@@ -58,16 +58,14 @@ class Attention:
         self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource, *, input_size: int | None = None
     ) -> None:
         """input_size: width of the input of queries, keys and values, if it is not the hidden size."""
-        size = config.head_dim
+        size, self.layer = config.head_dim, layer
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, size
         self.view = cache_layout(config).view_of[layer]
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.eps = config.rms_norm_eps
         self.softcap, self.rope_interleaved = config.attention_softcap, config.rope_interleaved
         query, key = config.num_heads * size, config.num_kv_heads * size
-        sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
-        if config.qkv_name is not None:
-            sizes = {config.qkv_name: query + 2 * key}
+        sizes = config.query_key_value()
         names = tuple(f"{prefix}.{name}" for name in sizes)
         inputs = input_size or config.hidden_size
         order = grouped_rows(config.num_heads, config.num_kv_heads, size) if config.qkv_by_group else None
@@ -102,8 +100,16 @@ class Attention:
         cache: KVPair,
         keep: Tensor | None,
     ) -> Tensor:
-        """As `SelfAttention`; `hidden` may be of the type `codes`."""
-        return linear(self._mixed(linear(hidden, self.qkv), batch, angles, cache, keep), self.out)
+        """As `SelfAttention`; `hidden` may be of the type `codes`, but not where the batch has adapters."""
+        qkv, adapters = linear(hidden, self.qkv), batch.adapters
+        if adapters is not None:
+            assert isinstance(hidden, Tensor)
+            adapters.add(self.layer, "qkv", hidden, qkv)
+        mixed = self._mixed(qkv, batch, angles, cache, keep)
+        projected = linear(mixed, self.out)
+        if adapters is not None:
+            adapters.add(self.layer, "out", mixed, projected, kept=keep is not None)
+        return projected
 
     def attended(
         self,

@@ -1,11 +1,14 @@
 """One layer of a decoder."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from troupellm.kernels.fused_decoder.layers import FusedLayerWeights
 from troupellm.kernels.linear import QuantizedRows
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
+from troupellm.models.adapters.batch import AdapterBatch
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.attention import Angles, Attention, KVPair, make_attention
@@ -27,7 +30,7 @@ class DecoderLayer:
                 return None
             return take_norm(config, source, f"model.layers.{layer}.{name}", config.hidden_size)
 
-        self.eps, self.multiplier = config.rms_norm_eps, config.residual_multiplier
+        self.number, self.eps, self.multiplier = layer, config.rms_norm_eps, config.residual_multiplier
         self.before_attention = norm(config.norms.before_attention)
         self.attention = make_attention(config, layer, source)
         self.after_attention = norm(config.norms.after_attention)
@@ -64,6 +67,8 @@ class DecoderLayer:
         Returns:
             this layer's update and the residual, [rows, hidden] or [kept, hidden].
         """
+        if batch.adapters is not None:
+            return self._adapted(batch.adapters, update, residual, batch, angles, cache, keep)
         tokens = batch.token_ids.shape[0] if keep is None else keep.shape[0]
         if self._adding_attention is not None:
             residual = _sum(update, residual)
@@ -104,6 +109,27 @@ class DecoderLayer:
             eps=self.eps,
             multiplier=self.multiplier,
         )
+
+    def _adapted(
+        self,
+        adapters: AdapterBatch,
+        update: Tensor | None,
+        residual: Tensor,
+        batch: ForwardBatch,
+        angles: Angles | None,
+        cache: KVPair,
+        keep: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """As `__call__`, with the float input of every product that adapters add to."""
+        hidden = self._added(update, residual, self.before_attention)
+        update = self._weighed(self.attention(hidden, batch, angles, cache, keep), self.after_attention)
+        residual = residual if keep is None else residual[keep]
+        hidden, part = self._added(update, residual, self.before_feed_forward), self.feed_forward
+        if isinstance(part, FeedForward):
+            fed = part.adapted(hidden, partial(adapters.add, self.number, kept=keep is not None))
+        else:
+            fed = part(hidden, batch.token_ids.shape[0] if keep is None else keep.shape[0])
+        return self._weighed(fed, self.after_feed_forward), residual
 
     def _attended(
         self,

@@ -1,5 +1,6 @@
 """The decoder skeleton of all families: embedding, layers, final norm, head."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -61,7 +62,9 @@ class RunnableDecoder(Protocol):
     def angle_table(self) -> Tensor | None:
         """As `Decoder.angle_table`."""
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(
+        self, hidden: Tensor, out: Tensor | None = None, add_adapters: Callable[[Tensor, Tensor], None] | None = None
+    ) -> Tensor:
         """As `Decoder.logits`."""
 
     def classify(self, hidden: Tensor) -> Tensor:
@@ -142,7 +145,8 @@ class Decoder:
         self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates, aux: Tensor | None
     ) -> Tensor:
         """aux: [tokens, width], to be written to; None where `aux_hidden_states` are none."""
-        if self.together is not None and not aux_hidden_states.layers:
+        adapters = batch.adapters
+        if self.together is not None and not aux_hidden_states.layers and (adapters is None or adapters.compiled):
             plans = [group.plan for group in batch.groups]
             if self.together.takes(batch.token_ids.shape[0], plans, caches):
                 return self._run_together(self.together, batch, caches, aux if aux_hidden_states.last else None)
@@ -190,9 +194,10 @@ class Decoder:
         """As `_run`, in one call. aux: for the output of the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
+        adapters = None if batch.adapters is None else batch.adapters.of_layers()
         if aux is None:
-            return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens)
-        layers.run(residual, batch.positions, views, self.tables, caches, None)
+            return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens, adapters)
+        layers.run(residual, batch.positions, views, self.tables, caches, None, adapters)
         aux.copy_(residual)
         return batch.with_logits(residual)
 
@@ -232,15 +237,21 @@ class Decoder:
         parts = torch.split(looked_up[:, None], halves, dim=-1)
         return [None if table is None else (parts[2 * table], parts[2 * table + 1]) for table in self.layer_tables]
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(
+        self, hidden: Tensor, out: Tensor | None = None, add_adapters: Callable[[Tensor, Tensor], None] | None = None
+    ) -> Tensor:
         """Scores of the vocabulary, float32 [rows, vocab], of hidden states before the final norm.
 
         Args:
             out: where to leave them.
+            add_adapters: adds to scores, in place, the adapters' part for hidden states behind the final norm.
         """
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        return self._scaled(norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out))
+        scores = norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out)
+        if add_adapters is not None:
+            add_adapters(self.normed(hidden), scores)
+        return self._scaled(scores)
 
     def scores(self, normed: Tensor) -> Tensor:
         """Logits of hidden states that have gone through the final norm, or need none."""

@@ -1,14 +1,26 @@
 """The feed-forward part of a layer."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
-from troupellm.kernels.linear import QuantizedRows, activation_dtype, gated_linear, gated_quantized, linear, linear_add
+from troupellm.kernels.linear import (
+    GATES,
+    QuantizedRows,
+    activation_dtype,
+    gated_linear,
+    gated_quantized,
+    linear,
+    linear_add,
+)
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.experts import Experts, block_prefix
 from troupellm.models.layers.projections import merged_linear
+
+AddAdapters = Callable[[str, Tensor, Tensor], None]
+"""Adds the adapters' part of a product to its result, by the product's name: input, result."""
 
 
 class FeedForwardPart(Protocol):
@@ -33,7 +45,7 @@ class FeedForward:
 
     def __init__(self, config: DecoderConfig, prefix: str, source: WeightSource, size: int) -> None:
         self.activation = config.activation
-        sizes = {"gate_proj": size, "up_proj": size} if config.gate_up_name is None else {config.gate_up_name: 2 * size}
+        sizes = config.gate_up(size)
         names = tuple(f"{prefix}.{name}" for name in sizes)
         self.gate_up = merged_linear(source, names, tuple(sizes.values()), config.hidden_size, bias=config.mlp_bias)
         self.down = merged_linear(source, (f"{prefix}.down_proj",), (config.hidden_size,), size, bias=config.mlp_bias)
@@ -47,6 +59,15 @@ class FeedForward:
         if self._between is not None:
             return linear(gated_quantized(hidden, self.gate_up, self.activation, self._between), self.down)
         return linear(gated_linear(hidden, self.gate_up, self.activation), self.down)
+
+    def adapted(self, hidden: Tensor, add_adapters: AddAdapters) -> Tensor:
+        """As `__call__`, with adapters on both products."""
+        gate_up = linear(hidden, self.gate_up)
+        add_adapters("gate_up", hidden, gate_up)
+        between = GATES[self.activation](gate_up)
+        down = linear(between, self.down)
+        add_adapters("down", between, down)
+        return down
 
     def add(self, residual: Tensor, norm: Tensor | None, eps: float, factor: float) -> None:
         """Add `factor` times this part of the normed residual to the residual [rows, hidden], in place."""

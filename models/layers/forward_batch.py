@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from troupellm.kernels.paged_attention import Plan
+from troupellm.models.adapters.batch import AdapterBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class ForwardBatch:
     """Places int64 [n] of the batch whose token embeddings give way to others [n, hidden]; None is nowhere."""
     angles: Tensor | None = None
     """[tokens, width], rows of `Decoder.angle_table` at the positions, where they have been looked up already."""
+    adapters: AdapterBatch | None = None
+    """None where every row computes with the base model."""
 
     query_factors: Tensor | None = None
     """[tokens, 1], by which queries are multiplied, where the model's queries grow with their positions."""

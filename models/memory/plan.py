@@ -4,6 +4,7 @@ import msgspec
 import torch
 
 from troupellm.kernels.kv_quant import cache_dtype, row_width
+from troupellm.models.adapters.sites import adapter_bytes
 from troupellm.models.batch.kv_cache import parts_of
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.cache_layout import cache_layout
@@ -30,6 +31,8 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     activation_bytes: int
     kv_cache_bytes: int
+    adapter_bytes: int = 0
+    """Of adapter slots."""
     free_bytes: int
     """Available memory that stays unused."""
     num_blocks: int
@@ -50,6 +53,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
         lines = [
             ("weights", self.weight_bytes, f"  {self.quantization}" * bool(self.quantization) + sparse),
             ("activations", self.activation_bytes, ""),
+            *([("adapters", self.adapter_bytes, "")] if self.adapter_bytes else ()),
             ("KV cache", self.kv_cache_bytes, f"  {context}"),
             ("left free", self.free_bytes, ""),
         ]
@@ -85,11 +89,13 @@ def plan_memory(
     weights = weight_bytes(model, dtype, device, mode, stored) + drafter.weight_bytes
     activations = _activation_bytes(model, config, size) + drafter.activation_bytes
     activations += config.scheduler.max_num_seqs * drafter.row_bytes(size)
+    adapters = slot_bytes(model, config, dtype)
     longest = model_limit(model, config)
     block = whole_block_bytes(model, drafter, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
     windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
+    used = weights + activations + adapters
     most = count_blocks(windows, longest, span, config.cache.block_size)
-    num_blocks = _num_blocks(config.cache, block, available - weights - activations, most, config, on_gpu=on_gpu)
+    num_blocks = _num_blocks(config.cache, block, available - used, most, config, on_gpu=on_gpu)
     held = longest_sequence(windows, num_blocks, span, config.cache.block_size)
     if isinstance(config.model.max_model_len, int) and held < longest:
         raise ConfigError(
@@ -102,13 +108,26 @@ def plan_memory(
         quantization=mode or ("" if stored is None else stored.method),
         activation_bytes=activations,
         kv_cache_bytes=num_blocks * block,
-        free_bytes=max(0, available - weights - activations - num_blocks * block),
+        adapter_bytes=adapters,
+        free_bytes=max(0, available - used - num_blocks * block),
         num_blocks=num_blocks,
         max_model_len=min(longest, held),
         concurrency=num_blocks / max(1, count_blocks(windows, min(longest, held), span, config.cache.block_size)),
         num_parameters=weight_count(model),
         active_parameters=weight_count(model, active=True),
     )
+
+
+def slot_bytes(model: DecoderConfig, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Bytes of all adapter slots; 0 where none is served."""
+    if not serves_adapters(model, config):
+        return 0
+    return config.lora.max_loras * adapter_bytes(model, config.lora.max_lora_rank, dtype.itemsize)
+
+
+def serves_adapters(model: DecoderConfig, config: EngineConfig) -> bool:
+    """True if adapters are asked for, and the decoder is one of our own."""
+    return config.lora.enabled and model.implementation == "troupellm"
 
 
 def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:

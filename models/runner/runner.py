@@ -11,6 +11,7 @@ from torch import Tensor
 from troupellm.kernels.fused_decoder.step import DecodeStep, Ends, decode_step
 from troupellm.kernels.paged_attention.backends import Planner
 from troupellm.kernels.rope_kv_write.kv_write import host_kv_rows
+from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_table import PlanError, RowTable
 from troupellm.models.batch.spans import Spans
@@ -51,6 +52,7 @@ class ModelRunner:
     | guides                             | masks are filled during the forward pass | chosen later, by `LateChoices`   |
     | plug-ins, thinking limits, phrases | as sampling options                      | at once, by `Sampler`            |
     | prompt log-probabilities, pooling  | read after each piece                    | at once, without a graph         |
+    | adapters                           | all layers in one call, then `Sampler`   | graphs of their own              |
     | a speculator, no row has drafts    | as without one, unless states are shown  | at once, as with drafts          |
     | drafts                             | `Verification`: a draw after each draft  | at once; a graph if they are few |
     """
@@ -67,6 +69,7 @@ class ModelRunner:
         guides: GuidedRows | None = None,
         attention_backend: str = "auto",
         speculation: MakeSpeculator | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """
         Args:
@@ -76,6 +79,7 @@ class ModelRunner:
             guides: for rows with a guide; without it there can be none.
             attention_backend: computes attention; auto is the first suitable one.
             speculation: makes the speculator; without it no row may be speculative.
+            adapters: the slots that rows may name; without them no row may have an adapter.
 
         Raises:
             ConfigError: that back end does not support the model.
@@ -105,9 +109,11 @@ class ModelRunner:
             poison=poison,
             guides=guides,
             speculator=self.speculator,
+            adapters=adapters,
         )
         self._quick = False
-        self.decode = compiled_decode(decoder, cache, self.attention, rows, sampler) if poison is None else None
+        plain = poison is None and not (adapters is not None and decoder.batch_invariant)
+        self.decode = compiled_decode(decoder, cache, self.attention, rows, sampler) if plain else None
         """Computes steps of which nothing more is asked."""
 
     @property
@@ -165,7 +171,7 @@ class ModelRunner:
         hidden = drawing[0] if len(drawing) == 1 else torch.cat(drawing)
         if meanwhile is not None and late:
             meanwhile()
-        return self.decoder.logits(hidden) if step.drawn else None
+        return self.stages.logits(hidden, step.drawn) if step.drawn else None
 
     def _batch(self, spans: Spans, verify_batch: VerifyBatch | None) -> tuple[ForwardBatch, int]:
         """Flatten spans, in a constant number of vector operations.
@@ -188,6 +194,7 @@ class ModelRunner:
             groups=self._groups(spans, owner, places, positions, verify_batch if grown else None),
             logit_tokens=torch.from_numpy(wanted),
             inputs=self.stages.inputs(spans) if self.rows.embeddings else None,
+            adapters=self.stages.adapted(spans, owner),
         )
         return batch, num_sampling
 
@@ -265,6 +272,8 @@ class CompiledDecode:
         if not self._takes(plan):
             return None
         slots, plain = self._rows.places(plan), self._sampler.plain
+        if self._rows.adapted and self._rows.adapters[slots].any():
+            return None
         options = plain.slots(plan.rows)
         if options is None:
             return None

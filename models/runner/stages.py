@@ -6,6 +6,7 @@ its device's own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.models.adapters.batch import AdapterBatch, HeadAdapters, adapter_batch
+from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.host_device import to_device
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_table import PlanError, RowTable
@@ -89,17 +92,20 @@ class Stages:
         poison: Poison | None,
         guides: GuidedRows | None,
         speculator: Speculator | None,
+        adapters: AdapterSlots | None = None,
         asynchronous: bool = False,
     ) -> None:
         """
         Args:
             pooler: knows rows by their slots.
+            adapters: None if no row may have one.
             asynchronous: the device computes by itself. Every step of a speculator goes by its verification then.
         """
         self.decoder, self.cache, self.rows, self.sampler, self.pooler = decoder, cache, rows, sampler, pooler
-        self.poison, self.guides, self.speculator = poison, guides, speculator
+        self.poison, self.guides, self.speculator, self.adapters = poison, guides, speculator, adapters
         self._asynchronous = asynchronous
         self._device = cache.storage.device
+        self._to_device = partial(to_device, device=self._device)
 
     def apply(self, plan: StepPlan) -> None:
         """Take in the plan's changes of rows, blocks and options.
@@ -111,6 +117,10 @@ class Stages:
             raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
         for row in plan.freed_rows:
             self._retire(row)
+        for given in plan.adapters:
+            if self.adapters is None or not self.adapters.fill(given.slot, given.digest):
+                text = f"adapter {given.digest[:16]} is not prepared for slot {given.slot}"
+                raise PlanError(f"step {plan.step}: {text}")
         for new in plan.new_rows:
             self._add(new)
         if plan.forks:
@@ -259,6 +269,29 @@ class Stages:
         ]
         return np.concatenate(wanted), int(behind.sum())
 
+    def adapted(self, spans: Spans, owner: NDArray[np.int64]) -> AdapterBatch | None:
+        """The adapters of a flat batch; None where every row computes with the base model.
+
+        Args:
+            owner: [tokens] index of each token's span.
+        """
+        slots = self.adapters
+        if slots is None or not (self.rows.adapted or self.decoder.batch_invariant):
+            return None
+        of_rows, invariant = self.rows.adapters[spans.slots], self.decoder.batch_invariant
+        if not (invariant or of_rows.any()):  # an invariant row goes the same way beside any others
+            return None
+        return adapter_batch(slots, of_rows[owner], self.wanted(spans)[0], self._to_device, invariant=invariant)
+
+    def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab], of hidden states of these rows."""
+        slots = self.adapters
+        if slots is None or not self.rows.adapted:
+            return self.decoder.logits(hidden)
+        of_rows = self.rows.adapters[[self.rows.slot(row) for row in rows]]
+        add = HeadAdapters.of(slots, of_rows, self._to_device, invariant=self.decoder.batch_invariant)
+        return self.decoder.logits(hidden, add_adapters=add)
+
     def inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:
         """Positions [places] with input embeddings instead of tokens, and the embeddings [places, hidden]."""
         places, values, begin = [], [], 0
@@ -302,6 +335,8 @@ class Stages:
             self.guides.drop(row)
 
     def _add(self, new: NewRow) -> None:
+        if new.adapter and (self.adapters is None or not self.adapters.holds(new.adapter)):
+            raise PlanError(f"row {new.row}: adapter slot {new.adapter} holds none")
         if self.speculator is not None and new.row in self.rows:
             self.speculator.drop_row(new.row)
         known = self.rows.add(new)
@@ -361,7 +396,7 @@ class Stages:
             row, width = plan.rows[int(spans.rows[index])], int(self.rows.prompt_logprobs[slot])
             for begin in range(first, last, LOGIT_TOKENS):
                 end = min(begin + LOGIT_TOKENS, last)
-                logits = self.decoder.logits(hidden[begin - first : end - first])
+                logits = self.logits(hidden[begin - first : end - first], (row,) * (end - begin))
                 found.append(prompt_logprobs(logits, row, begin, self.rows.tokens[slot, begin:end], width))
             hidden = hidden[count:]
         return found

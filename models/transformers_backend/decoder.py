@@ -1,5 +1,6 @@
 """A model of `transformers` in the place of a decoder: flat batches in, keys and values in our blocks."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,10 @@ class TransformersDecoder:
     def angle_table(self) -> None:
         """The model turns heads by itself."""
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Scores of the vocabulary, float32 [rows, vocab]. out: as of `Decoder.logits`."""
+    def logits(
+        self, hidden: Tensor, out: Tensor | None = None, add_adapters: Callable[[Tensor, Tensor], None] | None = None
+    ) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab]. out: as of `Decoder.logits`; there are no adapters."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
         self.head.hidden = hidden[None]

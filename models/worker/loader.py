@@ -10,23 +10,27 @@ import torch
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.kv_quant import cache_dtype
 from troupellm.kernels.paged_attention.backends import Planner
+from troupellm.models.adapters.prepared import PreparedAdapters
+from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.checkpoint.weight_names import HEAD, decoder_weights
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.config.pooling_config import Activation, classifier_activation, decoder_ability
 from troupellm.models.families.registry import is_encoder
 from troupellm.models.gpu.placement import GpuPlace, find_device
 from troupellm.models.gpu.runner import CudaRunner
+from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.kv_offload.transfers import TransferEngine
 from troupellm.models.layers.attention_backend import plan_attention
 from troupellm.models.layers.cache_layout import with_cache_groups
-from troupellm.models.layers.decoder import RunnableDecoder
+from troupellm.models.layers.decoder import EMBEDDING, RunnableDecoder
 from troupellm.models.load.architecture import open_config
 from troupellm.models.load.fingerprint import SameModel, same_model
 from troupellm.models.load.implementation import describe_served
 from troupellm.models.load.notes import attention_note, report_compiling
-from troupellm.models.load.read_decoder import read_decoder, stored_format
-from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory
+from troupellm.models.load.read_decoder import open_weights, read_decoder, stored_format
+from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory, serves_adapters
 from troupellm.models.memory.stored_size import stored_size
 from troupellm.models.quantization.checkpoint import Format
 from troupellm.models.quantization.stated import settle_quantization
@@ -44,6 +48,7 @@ from troupellm.models.worker.quantization_report import quantization_report
 from troupellm.models.worker.ready import decoder_ready
 from troupellm.models.worker.sleep import Parts
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, WorkerReady
 from troupellm.protocol.params.pooling import PoolingAbility
 
@@ -156,6 +161,8 @@ class LoadedModel:
     """From how many tokens on, and from what time, a step does no more of them per second."""
     guides: Guides
     drafter: Drafter | None
+    adapters: PreparedAdapters | None
+    """None where no adapter is served."""
     moves: TransferEngine | None
     """Moves blocks to the tiers behind the device, if there are any."""
 
@@ -175,6 +182,7 @@ class LoadedModel:
             processors=self.processors,
             activation=plan.activation,
             guides=self.guides.rows(),
+            adapters=self._slots(),
             **speculation,
         )
 
@@ -194,6 +202,7 @@ class LoadedModel:
             fingerprint=plan.same.fingerprint,
             drafter=plan.drafting.needs,
             most_drafts=0 if self.drafter is None else self.drafter.most,
+            max_loras=0 if self.adapters is None else plan.config.lora.max_loras,
         )
         return ready if self.moves is None else self.moves.described(ready)
 
@@ -201,6 +210,20 @@ class LoadedModel:
     def note(self) -> str:
         """The last note of the load log."""
         return attention_note(self.plan.attention)
+
+    def _slots(self) -> AdapterSlots | None:
+        """Empty adapter slots."""
+        if self.adapters is None:
+            return None
+        lora = self.plan.config.lora
+        return AdapterSlots(
+            self.plan.model,
+            self.adapters.find,
+            num_slots=lora.max_loras,
+            max_rank=lora.max_lora_rank,
+            dtype=self.plan.dtype,
+            device=self.plan.place.torch_device,
+        )
 
     def _poison(self, cache: KVCache) -> Poison | None:
         config = self.plan.config
@@ -249,8 +272,33 @@ def load_model(folder: Path, config: EngineConfig, progress: ProgressSink) -> Lo
         saturation=saturation,
         guides=Guides(read_tokenizer, plan.model.vocab_size, jumps=config.guide.guide_fast_forward),
         drafter=Drafter(plan.drafting, config, folder, plan.dtype, budget.max_model_len) if drafts else None,
+        adapters=_prepared_adapters(plan),
         moves=moves,
     )
+
+
+def _prepared_adapters(plan: ModelPlan) -> PreparedAdapters | None:
+    """
+    Raises:
+        ConfigError: adapters are to have another dtype than activations.
+    """
+    config, model = plan.config, plan.model
+    if not serves_adapters(model, config):
+        return None
+    if DTYPES.get(config.lora.dtype, plan.dtype) != plan.dtype:
+        there = str(plan.dtype).removeprefix("torch.")
+        raise ConfigError(f"lora_dtype must be auto or {there}, the dtype of activations", param="lora_dtype")
+    return PreparedAdapters(model, config.lora, plan.dtype, partial(_head_weight, plan))
+
+
+def _head_weight(plan: ModelPlan) -> torch.Tensor | None:
+    """The head [vocab, hidden] as the checkpoint stores it; None where it is not stored plainly."""
+    model = plan.model
+    if plan.form is not None or is_gguf(plan.folder) or plan.config.model.load_format == "dummy":
+        return None
+    name = EMBEDDING if model.tie_word_embeddings else f"{HEAD}.weight"
+    source = decoder_weights(model, open_weights(plan.folder, model, None, plan.dtype), EMBEDDING)
+    return source.take(name, (model.vocab_size, model.hidden_size))
 
 
 def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> None:

@@ -24,14 +24,22 @@ from troupellm.models.hub.errors import load_failure
 from troupellm.models.processes.preload_torch import preload_torch
 from troupellm.models.runner.steps_in_flight import Steps, Waits
 from troupellm.protocol.errors import ModelLoadError, TroupeError
+from troupellm.protocol.messages.adapters import NO_ADAPTERS
 from troupellm.protocol.messages.sleep import WakeWorker, WorkerCommand, execute
 from troupellm.protocol.messages.worker import StepPlan, Worker
-from troupellm.protocol.messages.worker_abilities import QUIET_SECONDS, HasIdleWork, PreparesGuides, Wait
+from troupellm.protocol.messages.worker_abilities import (
+    QUIET_SECONDS,
+    HasIdleWork,
+    PreparesAdapters,
+    PreparesGuides,
+    Wait,
+)
 from troupellm.protocol.wire.frame_socket import Bell, FrameSocket, FrameTimeout
 from troupellm.protocol.wire.frames import FrameError
 from troupellm.protocol.wire.lifeline import die_with
 from troupellm.protocol.wire.worker import (
     HELLO,
+    AdapterPrepared,
     Execute,
     Executed,
     Failed,
@@ -41,14 +49,18 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
+    PrepareAdapter,
     PrepareGuide,
     Progress,
     Refused,
+    ReleaseAdapter,
     ToWorker,
     resolve,
 )
 
 Link = FrameSocket[FromWorker, ToWorker]
+Beside = PrepareGuide | PrepareAdapter | ReleaseAdapter
+"""Messages that may come while a step is computed."""
 
 _LONGEST_TEXT = 4096
 _LONGEST_DETAIL = 32768
@@ -127,6 +139,11 @@ class Server:
                         self._execute(command)
                     case PrepareGuide():
                         self._guides.submit(self._prepare_guide, message)
+                    case PrepareAdapter():
+                        self._guides.submit(self._prepare_adapter, message)
+                    case ReleaseAdapter(digest=digest):
+                        if isinstance(self._worker, PreparesAdapters):
+                            self._worker.release_adapter(digest)
             except FrameError:
                 raise
             except Exception as error:
@@ -148,7 +165,7 @@ class Server:
                 else:
                     patience = 0.0 if self._idle is not None and self._idle() else None
                 continue
-            if busy and not isinstance(message, Launch | PrepareGuide):
+            if busy and not isinstance(message, Launch | Beside):
                 raise FrameError("something else than a plan came while a step is computed")
             return message
 
@@ -206,6 +223,14 @@ class Server:
             self._worker.prepare_guide(message.program)
         with contextlib.suppress(FrameError):  # the other end has gone, which the main thread hears too
             self._send(GuidePrepared(message.number))
+
+    def _prepare_adapter(self, message: PrepareAdapter) -> None:
+        """As `_prepare_guide`."""
+        preparation = NO_ADAPTERS
+        if isinstance(self._worker, PreparesAdapters):
+            preparation = self._worker.prepare_adapter(message.digest, message.folder)
+        with contextlib.suppress(FrameError):
+            self._send(AdapterPrepared(message.number, preparation))
 
     def _send(self, message: FromWorker) -> None:
         with self._sending:

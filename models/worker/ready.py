@@ -29,6 +29,7 @@ def decoder_ready(
     fingerprint: str,
     drafter: DrafterNeeds = NO_DRAFTER,
     most_drafts: int = 0,
+    max_loras: int = 0,
 ) -> WorkerReady:
     """
     Args:
@@ -36,6 +37,7 @@ def decoder_ready(
         saturation: from how many tokens on, and from what time, a step does no more of them per second.
         drafter: the drafter's share of the blocks and the memory.
         most_drafts: of a row in a step.
+        max_loras: adapter slots.
 
     Raises:
         ModelLoadError: a default of the logits processors cannot hold.
@@ -68,6 +70,7 @@ def decoder_ready(
         pooling=pooling,
         fingerprint=fingerprint,
         most_drafts=most_drafts,
+        max_loras=max_loras,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, assert_never
 
+from troupellm.models.adapters.prepared import PreparedAdapters
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.checkpoint.safetensors import unchanged
 from troupellm.models.gpu.device import empty_cache
@@ -21,6 +22,7 @@ from troupellm.models.worker.loader import LoadedModel, load_model
 from troupellm.models.worker.open_kv_tiers import make_mover
 from troupellm.protocol.config.engine import EngineConfig, WorkerConfig
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.messages.adapters import NO_ADAPTERS, AdapterPreparation
 from troupellm.protocol.messages.sleep import (
     SleepWorker,
     StartProfile,
@@ -164,6 +166,8 @@ class ModelWorker:
                     loaded.drafter.forget()
                 if loaded.moves is not None:
                     loaded.moves.sleep(command.level)
+                if self._adapters is not None:
+                    self._adapters.clear()
                 report = loaded.parts.sleep(command)
                 empty_cache()
                 return report
@@ -199,6 +203,8 @@ class ModelWorker:
             raise RuntimeError("reset was called before load, after close, or in its sleep")
         if self._loaded.moves is not None:
             self._loaded.moves.forget()
+        if self._adapters is not None:
+            self._adapters.clear()
         self._start(self._loaded)
 
     def _start(self, loaded: "LoadedModel | LoadedEncoder") -> None:
@@ -226,6 +232,20 @@ class ModelWorker:
         loaded = self._loaded
         if loaded is not None and loaded.guides is not None:
             loaded.guides.prepare(program)
+
+    def prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
+        """As `protocol.worker_abilities.PreparesAdapters`."""
+        adapters = self._adapters
+        return NO_ADAPTERS if adapters is None else adapters.prepare(digest, Path(folder))
+
+    def release_adapter(self, digest: str) -> None:
+        """As `protocol.worker_abilities.PreparesAdapters`."""
+        if self._adapters is not None:
+            self._adapters.release(digest)
+
+    @property
+    def _adapters(self) -> PreparedAdapters | None:
+        return self._loaded.adapters if isinstance(self._loaded, LoadedModel) else None
 
     def _set_threads(self, settings: WorkerConfig) -> None:
         self._given_threads = GivenThreads(settings.num_threads)

@@ -140,6 +140,30 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Versions."""
 
 
+class LoadAdapterBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Serve a LoRA adapter under a name. The fields are vLLM's."""
+
+    lora_name: str
+    lora_path: str
+    """A folder in PEFT's format below one of `--lora-dir`; relative paths begin there."""
+    load_inplace: bool = False
+    """Take the place of an adapter of that name; requests that have begun keep the old one."""
+    base_model_name: str | None = None
+    """Reported as its parent, instead of the model's name."""
+
+
+class UnloadAdapterBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Serve a LoRA adapter no more. Requests that have begun go on."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    """Accepted, as vLLM's clients send it; the name decides."""
+
+
+class AdapterName(msgspec.Struct, frozen=True):
+    lora_name: str
+
+
 class KVSessionBody(msgspec.Struct, frozen=True, kw_only=True):
     """A session of a tenant."""
 

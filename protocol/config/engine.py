@@ -13,6 +13,7 @@ from troupellm.protocol.config.allowed_values import with_allowed_values
 from troupellm.protocol.config.bodies import BodyConfig
 from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.protocol.config.lora import LoraConfig
 from troupellm.protocol.config.sdk_headers import SDK_HEADERS
 from troupellm.protocol.config.setting_types import (
     Auto,
@@ -253,6 +254,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation: SpeculationConfig = SpeculationConfig()
     offload: OffloadConfig = OffloadConfig()
     leases: LeaseConfig = DEFAULT_LEASES
+    lora: LoraConfig = LoraConfig()
 
     def check(self) -> None:
         """

@@ -20,5 +20,8 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
     """Prompt and generated tokens together."""
+    models: tuple[Annotated[str, Meta(min_length=1, max_length=128)], ...] = ()
+    """Names of models and adapters that its requests over HTTP may use, `*` for any letters; empty: all. Others are not
+    found."""
     max_concurrency: PositiveInt | None = None
     """Sequences inside the engine at once: a request with n answers counts n times."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from troupellm.protocol.config.kv_hints import NO_HINTS, CacheMark, KVHints, PrefixLease
+from troupellm.protocol.messages.adapters import AdapterRef
 from troupellm.protocol.messages.output import Outbox
 from troupellm.protocol.params.keyword_names import OtherKeywords
 from troupellm.protocol.params.pooling import PoolingParams
@@ -130,6 +131,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """None generates; otherwise `params` only say that nothing is generated."""
     many_prompts: ManyPrompts | None = None
     hints: KVHints = NO_HINTS
+    adapter: str = ""
+    """Name of a LoRA adapter; empty is the model itself."""
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +146,8 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds on the engine's clock."""
     deadline: float | None = None
     """Likewise: until then it must have been scheduled."""
+    adapter: AdapterRef | None = None
+    """What the submission's name stands for, once the adapter library has found it."""
 
 
 IntakeMessage = PrepareRequest

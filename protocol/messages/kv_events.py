@@ -26,6 +26,8 @@ class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_
     num_tokens: int
     token_ids: tuple[int, ...] = ()
     """The block's own; told only with --kv-events tokens, because they are what users wrote."""
+    lora_name: str = ""
+    """The LoRA adapter that computed it; empty is the model itself, or as with `parent` a block that is told again."""
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_field="event"):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, PrefetchSession, PrefixLease
+from troupellm.protocol.messages.adapters import AdapterPreparation, AdapterRef
 from troupellm.protocol.messages.worker import SamplingState, StepResult, WorkerReady
 from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
 from troupellm.protocol.params.pooling import PoolingState
@@ -71,6 +72,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition: RepetitionDetection | None = None
     embeddings: bytes | None = None
     """Input embeddings in place of the prompt's token ids, which are ignored then; float32 [prompt_tokens, hidden]."""
+    adapter: AdapterRef | None = None
+    """None: the model itself."""
 
 
 class StepFinished(msgspec.Struct, frozen=True):
@@ -170,6 +173,23 @@ class GuideBuilt(msgspec.Struct, frozen=True):
     outcome: BuildOutcome
 
 
+class WantAdapter(msgspec.Struct, frozen=True):
+    """From the adapter library: have the worker read an adapter that no request needs yet, when there is room for it.
+    Answered by `ServeAdapter`."""
+
+    digest: str
+    folder: str
+
+
+class AdapterLoaded(msgspec.Struct, frozen=True):
+    """From the adapter library: the worker has read an adapter, or cannot."""
+
+    digest: str
+    engine_epoch: int
+    """When the worker was asked. An answer of a lost worker counts for nothing."""
+    preparation: AdapterPreparation
+
+
 SchedulerMessage = SubmitRequest | StepFinished
 SchedulerControl = (
     AbortRequest
@@ -184,6 +204,8 @@ SchedulerControl = (
     | WorkerLost
     | WorkerRestarted
     | GuideBuilt
+    | AdapterLoaded
+    | WantAdapter
     | KeepTurn
     | PrefetchSession
     | DropSession

@@ -120,8 +120,29 @@ class ProposerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Reserved for texts and their indexes."""
 
 
+class AdapterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of LoRA adapters in the worker. Counts are since the start."""
+
+    slots: int = 0
+    slots_used: int = 0
+    """By sequences that run."""
+    running: tuple[str, ...] = ()
+    """Names of the adapters of sequences that run."""
+    waiting: tuple[str, ...] = ()
+    """Names of the adapters that other sequences wait for."""
+    host: int = 0
+    """Adapters in host memory."""
+    loads: int = 0
+    """Adapters that were read."""
+    drops: int = 0
+    """Adapters that left host memory for others."""
+    slot_changes: int = 0
+
+
 class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
+    held: int = 0
+    """Of those that wait, the ones that wait for nothing but their guide or adapter."""
     running: int = 0
     paused: int = 0
     waiting_tokens: int = 0
@@ -161,6 +182,8 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     offload: OffloadSnapshot | None = None
     """None: there are no tiers behind the device."""
     leases: LeaseSnapshot = LeaseSnapshot()
+    adapters: AdapterSnapshot | None = None
+    """None: no adapters are served."""
     graphs: GraphReport | None = None
     """As of the last step that said so; None: the worker has none."""
 

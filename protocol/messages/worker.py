@@ -143,6 +143,15 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     target: int
 
 
+class AdapterSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An adapter slot gets another content before the step computes."""
+
+    slot: int
+    """1 to `WorkerReady.max_loras`."""
+    digest: str
+    """Of an adapter that the worker has prepared."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """The work of one step.
 
@@ -177,6 +186,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     lookups: tuple[TierLookup, ...] = ()
     cancelled: tuple[int, ...] = ()
     """Transfers that are not needed any more; the worker still answers them."""
+    adapters: tuple[AdapterSlot, ...] = ()
+    """Slots whose content changes before this step; no row of an earlier adapter of the slot is left."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -336,6 +347,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Of keys and values; auto is `dtype`."""
     most_drafts: int = 0
     """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is speculative."""
+    max_loras: int = 0
+    """Adapter slots, and so the adapters of one step, at most; 0: this model or device serves no adapters."""
     host_slots: int = 0
     """Blocks that the host tier holds; 0: there is none."""
     tiers: tuple[TierInfo, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from troupellm.protocol.messages.adapters import AdapterPreparation
 from troupellm.protocol.messages.worker import LaunchedStep
 from troupellm.protocol.params.guide import GuideProgram
 
@@ -57,3 +58,19 @@ class PreparesGuides(Protocol):
 
     def prepare_guide(self, program: GuideProgram) -> None:
         """Build a guide, on any thread and beside the steps. Never raises."""
+
+
+@runtime_checkable
+class PreparesAdapters(Protocol):
+    """A worker that serves adapters. Both calls come on any thread, beside the steps, and never raise."""
+
+    def prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
+        """Read an adapter into host memory; one that is prepared already is answered at once.
+
+        Args:
+            digest: the files must have it, or the adapter is refused.
+            folder: PEFT's format.
+        """
+
+    def release_adapter(self, digest: str) -> None:
+        """Free the host memory of an adapter. Slots keep their content."""

@@ -43,7 +43,6 @@ _NAMES = {
     "it is not there yet; use a smaller --dtype": "cpu-offload-gb",
     "nothing is compiled at start; leave it out": "compilation-config",
     "use --cudagraph-capture-sizes": "cuda-graph-sizes max-cudagraph-capture-size",
-    "it is not there yet; merge the adapter into the checkpoint": "enable-lora lora-modules max-loras max-lora-rank",
     "parsers are plug-ins of the entry point group troupellm.dialects": "tool-parser-plugin reasoning-parser-plugin",
     "tools that may not be called are never shown to the model; leave it out": "exclude-tools-when-tool-choice-none",
     "only text models are served; leave it out": """
@@ -96,10 +95,12 @@ _NAMES = {
     """,
     "the environment says which device; set CUDA_VISIBLE_DEVICES": "device-ids",
     "start it under numactl, or use --num-threads": "numa-bind numa-bind-nodes numa-bind-cpus",
-    "no adapters are served; merge them into the checkpoint": """
-        max-cpu-loras lora-dtype lora-target-modules fully-sharded-loras default-mm-loras enable-tower-connector-lora
+    "an adapter is what its folder says; use --enable-lora, --max-loras and --max-lora-rank": """
+        lora-target-modules fully-sharded-loras default-mm-loras enable-tower-connector-lora
         specialize-active-lora enable-mixed-moe-lora-format enable-moe-shared-loras max-lora-cls-labels
         lora-extra-vocab-size long-lora-scaling-factors enable-lora-bias qlora-adapter-name-or-path
+    """,
+    "prompt adapters are not served; LoRA adapters are, with --enable-lora": """
         enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token prompt-adapters
     """,
     "weights stay on the device; use --quantization or a smaller --dtype": """

@@ -10,7 +10,6 @@ SENTENCES: Final = {
     "initialize_ray_cluster": "one engine drives one device, without Ray; run one server per device behind a balancer",
     "collective_rpc": "a worker runs no code of its caller; use the methods of the engine",
     "apply_model": "a worker runs no code of its caller; read the checkpoint in the script",
-    "lora_request": "it is not there yet; merge the adapter into the checkpoint",
 }
 """By name, what to do instead."""
 

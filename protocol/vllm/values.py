@@ -21,7 +21,7 @@ _ROWS: tuple[tuple[tuple[Any, ...], str], ...] = (
     ((1,), """
         tensor-parallel-size pipeline-parallel-size data-parallel-size prefill-context-parallel-size
         decode-context-parallel-size data-parallel-size-local nnodes cp-kv-cache-interleave-size
-        dcp-kv-cache-interleave-size renderer-num-workers max-loras max-num-partial-prefills max-long-partial-prefills
+        dcp-kv-cache-interleave-size renderer-num-workers max-num-partial-prefills max-long-partial-prefills
         prefill-schedule-interval num-scheduler-steps speculative-draft-tensor-parallel-size
         offload-num-in-group offload-prefetch-step
     """),
@@ -32,7 +32,7 @@ _ROWS: tuple[tuple[tuple[Any, ...], str], ...] = (
         compilation-config mamba-cache-philox-rounds
     """),
     ((False,), """
-        enable-lora enable-expert-parallel trust-remote-code enable-log-requests enable-force-include-usage
+        enable-expert-parallel trust-remote-code enable-log-requests enable-force-include-usage
         enable-per-request-metrics headless data-parallel-hybrid-lb data-parallel-external-lb
         data-parallel-multi-port-external-lb enable-ep-weight-filter enable-eplb eplb-log-balancedness
         enable-elastic-ep enable-fault-tolerance enable-dbo enable-microbatching enable-batch-sharded-sampling
@@ -61,7 +61,7 @@ _ROWS: tuple[tuple[tuple[Any, ...], str], ...] = (
         mm-device-do-normalize disable-image-processor enable-flash-late-interaction swa-bounded-replay
     """),
     (("auto",), """
-        config-format lora-dtype offload-backend mm-processor-device mamba-cache-dtype mamba-ssm-cache-dtype
+        config-format offload-backend mm-processor-device mamba-cache-dtype mamba-ssm-cache-dtype
         moe-backend linear-backend chat-template-content-format gdn-prefill-backend kda-prefill-backend
         kda-decode-backend tool-strict-level
     """),
@@ -78,7 +78,7 @@ _ROWS: tuple[tuple[tuple[Any, ...], str], ...] = (
     (("none",), "per-request-spec-decode-metrics"),
     (("warn",), "jit-monitor-mode"),
     (("lazy",), "safetensors-load-strategy"),
-    ((16,), "max-lora-rank replayssm-buffer-len dp-sync-interval"),
+    ((16,), "replayssm-buffer-len dp-sync-interval"),
     ((32,), "dbo-decode-token-threshold"),
     ((512,), "dbo-prefill-token-threshold"),
     ((29501,), "master-port"),

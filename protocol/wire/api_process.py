@@ -51,6 +51,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     leases: tuple[PrefixLease, ...] = ()
     """See `TokensPrompt`."""
     hints: KVHints = NO_HINTS
+    adapter: str = ""
+    """Name of a LoRA adapter."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -9,12 +9,13 @@ import msgspec
 from troupellm import __version__
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, GraphCaptureError, InvalidRequest, ModelLoadError, WorkerCrashed
+from troupellm.protocol.messages.adapters import AdapterPreparation
 from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frames import Hello
 
-LINK_VERSION = 5
+LINK_VERSION = 6
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
 MODEL_WORKER = "troupellm.models.worker.worker:ModelWorker"
@@ -58,7 +59,21 @@ class PrepareGuide(msgspec.Struct, frozen=True, tag=True):
     program: GuideProgram
 
 
-ToWorker = Load | Launch | Execute | PrepareGuide
+class PrepareAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read an adapter beside the steps; answered by `AdapterPrepared`."""
+
+    number: int
+    digest: str
+    folder: str
+
+
+class ReleaseAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Free an adapter's host memory, after what was asked for before; not answered."""
+
+    digest: str
+
+
+ToWorker = Load | Launch | Execute | PrepareGuide | PrepareAdapter | ReleaseAdapter
 
 # From the worker.
 
@@ -132,4 +147,9 @@ class GuidePrepared(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-FromWorker = Progress | Loaded | Finished | Failed | Executed | Refused | GuidePrepared
+class AdapterPrepared(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    preparation: AdapterPreparation
+
+
+FromWorker = Progress | Loaded | Finished | Failed | Executed | Refused | GuidePrepared | AdapterPrepared

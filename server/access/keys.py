@@ -8,6 +8,7 @@
     max_concurrency = 8
     weight = 2.0
     priority = 0
+    models = ["base", "sql-*"]      # that it may name; others are not found
 
 Keys are kept as digests from here on, and no error repeats anything of a key.
 """

@@ -21,7 +21,7 @@ from troupellm.protocol.api.chat import (
 )
 from troupellm.protocol.api.model_info import ModelCard, ModelList, TokenizerInfo
 from troupellm.protocol.api.rendered import RenderedRequest
-from troupellm.server.admin import probes, routes as admin_routes
+from troupellm.server.admin import adapters as adapter_routes, probes, routes as admin_routes
 from troupellm.server.app import invocations
 from troupellm.server.base.router import Route, RouteScope
 from troupellm.server.batches import routes as batch_routes
@@ -48,6 +48,7 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
         *batch_routes.routes(host, prefix),
         *kv_sessions.routes(host, prefix),
         *admin_routes.routes(host, prefix),
+        *adapter_routes.routes(host, prefix),
     ]
 
 

@@ -78,6 +78,8 @@ class Exchange:
         """Path of the route that answers; "" before it is known, and where there is none."""
         self.caller: Caller = NOBODY
         """The owner of the request, as the key check found it."""
+        self.adapter = ""
+        """The LoRA adapter that the request names as its model, once that was checked."""
         self.quota: Quota | None = None
         """The rest of the key's limits when its request was admitted."""
         self.began = time.monotonic()

@@ -28,7 +28,7 @@ from troupellm.server.cli.json_keys import OBJECTS, JsonKeys
 from troupellm.server.cli.vllm_environment import vllm_settings
 
 ENV_PREFIX = "TROUPE_"
-SEVERAL = frozenset({"served_model_name", "cudagraph_capture_sizes", "api_key"})
+SEVERAL = frozenset({"served_model_name", "cudagraph_capture_sizes", "api_key", "lora_modules"})
 """List flags that take several words at once, as vLLM's do; the others are repeated."""
 _KEYS = frozenset({"api_key", "admin_api_key"})
 """List flags whose words are taken as they are; a word of the others may be a JSON list."""

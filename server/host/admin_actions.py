@@ -15,6 +15,7 @@ from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.api import admin
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import InvalidRequest, RequestFailed, TroupeError
+from troupellm.protocol.messages.adapters import AdapterInfo, AdaptersServed
 from troupellm.protocol.messages.kv_events import KVEventsRead
 from troupellm.protocol.messages.sleep import SleepReport
 from troupellm.protocol.messages.snapshot import EngineSnapshot
@@ -186,6 +187,32 @@ async def kv_drop(actions: AdminActions, body: admin.KVSessionBody) -> admin.KVD
     return admin.KVDropAnswer(await actions.engine.drop_session(body.session, tenant=body.tenant))
 
 
+async def load_adapter(actions: AdminActions, body: admin.LoadAdapterBody) -> AdapterInfo:
+    info = await actions.engine.load_adapter(
+        body.lora_name,
+        body.lora_path,
+        replace=body.load_inplace,
+        base_model_name=body.base_model_name,
+        below_lora_dir=True,
+    )
+    logger.warning("the adapter %s is served", body.lora_name)
+    return info
+
+
+async def unload_adapter(actions: AdminActions, body: admin.UnloadAdapterBody) -> AdapterInfo:
+    info = await actions.engine.unload_adapter(body.lora_name)
+    logger.warning("the adapter %s is not served any more", info.name)
+    return info
+
+
+async def find_adapter(actions: AdminActions, body: admin.AdapterName) -> AdapterInfo:
+    return await actions.engine.find_adapter(body.lora_name)
+
+
+async def list_adapters(actions: AdminActions, _: admin.NoArguments) -> AdaptersServed:
+    return AdaptersServed(await actions.engine.list_adapters())
+
+
 ACTIONS: Mapping[str, Action] = {
     "abort": Action(admin.AbortBody, abort),
     "pause": Action(admin.PauseQuery, pause),
@@ -202,6 +229,10 @@ ACTIONS: Mapping[str, Action] = {
     "log_level": Action(admin.NoArguments, log_level),
     "server_info": Action(admin.NoArguments, server_info),
     "snapshot": Action(admin.NoArguments, snapshot),
+    "load_adapter": Action(admin.LoadAdapterBody, load_adapter),
+    "unload_adapter": Action(admin.UnloadAdapterBody, unload_adapter),
+    "find_adapter": Action(admin.AdapterName, find_adapter),
+    "list_adapters": Action(admin.NoArguments, list_adapters),
     "kv_keep": Action(admin.KVSessionBody, kv_keep),
     "kv_prefetch": Action(admin.KVSessionBody, kv_prefetch),
     "kv_drop": Action(admin.KVSessionBody, kv_drop),

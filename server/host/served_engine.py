@@ -10,6 +10,7 @@ from troupellm.models.chat_parsers.served_parser import ChatFormat, ChatParser
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
+from troupellm.protocol.messages.adapters import AdapterInfo
 from troupellm.protocol.messages.input import ChatPrompt, RequestGroup, Truncation
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import WorkerReady
@@ -70,6 +71,7 @@ class ServedEngine(Protocol):
         deadline: float | None = None,
         streaming: bool = True,
         hints: KVHints = NO_HINTS,
+        adapter: str = "",
     ) -> Stream: ...
 
     async def generate(
@@ -93,5 +95,9 @@ class ServedEngine(Protocol):
     async def charge(self, tenant: str, tokens: int) -> Quota | None: ...
 
     def correct_charge(self, tenant: str, tokens: int) -> None: ...
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]: ...
+
+    async def find_adapter(self, name: str) -> AdapterInfo: ...
 
     async def metrics(self, *, compat: bool) -> bytes: ...

@@ -3,17 +3,19 @@
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import anyio
 import msgspec
 
+from troupellm.actors.adapters.registry import not_served
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.config.engine import ServerConfig
+from troupellm.protocol.config.lora import is_adapter_name
 from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.messages.worker import LoadProgress
-from troupellm.protocol.params.checks import printable
 from troupellm.server.base.body_room import BodyRoom
 from troupellm.server.base.errors import HttpError, not_ready
 from troupellm.server.base.exchange import Exchange
@@ -52,6 +54,14 @@ def stream_defaults(given: Collection[str], api_processes: int = 0) -> dict[str,
         "most_wakes_per_second": STREAM_DEFAULTS["most_wakes_per_second"] * max(1, api_processes)
     }
     return {name: value for name, value in defaults.items() if name not in chosen}
+
+
+def may_use(engine: ServedEngine, exchange: Exchange, model: str) -> bool:
+    """Whether the key of a request may name a model."""
+    for tenant in engine.config.scheduler.tenants:
+        if tenant.name == exchange.key and tenant.models:
+            return any(fnmatchcase(model, pattern) for pattern in tenant.models)
+    return True
 
 
 class ServerState:
@@ -229,18 +239,24 @@ class ServerState:
             return None
         return {"progress": msgspec.to_builtins(self.progress)}
 
-    def check_model(self, name: str | None) -> str:
-        """The name to report for a request that asks for `name`.
+    async def check_model(self, exchange: Exchange, name: str | None) -> str:
+        """The name to report for a request that asks for `name`. Notes the adapter of that name, if it is one's.
 
         Raises:
-            ModelNotFound: it is not among the served names. A request that names none means the first of them.
+            ModelNotFound: it is not served, or not to this key. A request that names none means the first name.
         """
-        names = self.require().model_names
-        if name is None:
-            return names[0]
-        if name in names:
-            return name
-        raise ModelNotFound(f"no model named {printable(name)}; served here: {', '.join(names)}", param="model")
+        engine = self.require()
+        names = engine.model_names
+        wanted = names[0] if name is None else name
+        if may_use(engine, exchange, wanted):
+            if wanted in names:
+                return wanted
+            if engine.config.lora.enabled and is_adapter_name(wanted):
+                with suppress(ModelNotFound):
+                    exchange.adapter = (await engine.find_adapter(wanted)).name
+                    return wanted
+        known = [*names, *[info.name for info in await engine.list_adapters()]]
+        raise not_served(wanted, [other for other in known if may_use(engine, exchange, other)])
 
     def fingerprint(self) -> str:
         """A stable name for what decides the tokens: version, model and number format."""

@@ -56,7 +56,7 @@ async def create(host: ServerState, exchange: Exchange, request: MessagesRequest
 
 
 async def count_tokens(host: ServerState, exchange: Exchange, request: CountTokensRequest) -> None:
-    host.check_model(request.model)
+    await host.check_model(exchange, request.model)
     await _marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):

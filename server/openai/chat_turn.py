@@ -80,7 +80,7 @@ async def open_turn(
         TroupeError: it was refused, or (from the turn, once it is read) failed.
     """
     engine = host.require()
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     exchange.renames = renames(request)
     prepared = await prepare(host, exchange, request)
     host.skipped.report(exchange, prepared.skipped)

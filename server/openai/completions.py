@@ -29,7 +29,7 @@ from troupellm.server.openai.streaming import account, final_usage, include_usag
 
 async def create(host: ServerState, exchange: Exchange, request: CompletionRequest) -> None:
     engine = host.require()
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     exchange.renames = renames(request)
     refuse_unsupported(request)
     read = partial(completion_prompts, request, host.config.max_prompts)

@@ -1,34 +1,43 @@
 """GET /v1/models and /v1/models/{id}. Ids may hold slashes."""
 
 import time
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
 
 from troupellm.protocol.api.model_info import ModelCard, ModelList
+from troupellm.protocol.messages.adapters import AdapterInfo
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.served_engine import ServedEngine
-from troupellm.server.host.server_state import ServerState
+from troupellm.server.host.server_state import ServerState, may_use
 
 
 async def listing(host: ServerState, exchange: Exchange, _: None) -> None:
-    names = host.require().model_names
-    listed = ModelList(data=[_card(host, name) for name in names], first_id=names[0], last_id=names[-1])
-    await exchange.respond(200, msgspec.json.encode(listed))
+    engine = host.require()
+    adapters = {info.name: info for info in await engine.list_adapters()}
+    names = [name for name in (*engine.model_names, *adapters) if may_use(engine, exchange, name)]
+    cards = [_card(host, name, adapters.get(name)) for name in names]
+    first, last = (names[0], names[-1]) if names else (None, None)
+    await exchange.respond(200, msgspec.json.encode(ModelList(data=cards, first_id=first, last_id=last)))
 
 
 async def retrieve(host: ServerState, exchange: Exchange, _: None) -> None:
-    await exchange.respond(200, msgspec.json.encode(_card(host, host.check_model(exchange.tail))))
+    name = await host.check_model(exchange, exchange.tail)
+    adapter = await host.require().find_adapter(name) if exchange.adapter else None
+    await exchange.respond(200, msgspec.json.encode(_card(host, name, adapter)))
 
 
-def _card(host: ServerState, name: str) -> ModelCard:
+def _card(host: ServerState, name: str, adapter: AdapterInfo | None) -> ModelCard:
+    """The root of an adapter is the name of its folder; paths of this machine are not shown."""
     engine = host.require()
     context = engine.limits.max_model_len
     return ModelCard(
         id=name,
         created=host.created,
-        root=engine.model_names[0],
+        root=engine.model_names[0] if adapter is None else PurePath(adapter.folder).name,
+        parent=None if adapter is None else adapter.parent,
         max_model_len=context,
         tasks=tasks_of(engine.ready),
         display_name=name,

@@ -31,7 +31,7 @@ _SHOWN = (
 
 async def chat(host: ServerState, exchange: Exchange, request: ChatRequest) -> None:
     """One rendered request."""
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     exchange.renames = renames(request)
     prepared = await prepare(host, exchange, request)
     host.skipped.report(exchange, prepared.skipped)
@@ -41,7 +41,7 @@ async def chat(host: ServerState, exchange: Exchange, request: ChatRequest) -> N
 
 async def completions(host: ServerState, exchange: Exchange, request: CompletionRequest) -> None:
     """A list of rendered requests, one for each prompt."""
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     exchange.renames = renames(request)
     refuse_unsupported(request)
     read = partial(completion_prompts, request, host.config.max_prompts)

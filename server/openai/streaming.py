@@ -105,6 +105,7 @@ def options(exchange: Exchange, request: GenerationFields) -> dict[str, Any]:
         "cache_salt": (request.cache_salt or "").encode(),
         "deadline": request.queue_timeout,
         "hints": hints_of(exchange, request),
+        "adapter": exchange.adapter,
     }
 
 

@@ -32,7 +32,7 @@ INLINE_TOKENS = 4_096
 async def tokenize(host: ServerState, exchange: Exchange, request: TokenizeRequest) -> None:
     engine = host.require()
     if request.model is not None:
-        host.check_model(request.model)
+        await host.check_model(exchange, request.model)
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
 
     def encode(tokens: Sequence[int]) -> bytes:
@@ -56,7 +56,7 @@ async def tokenize(host: ServerState, exchange: Exchange, request: TokenizeReque
 async def detokenize(host: ServerState, exchange: Exchange, request: DetokenizeRequest) -> None:
     engine = host.require()
     if request.model is not None:
-        host.check_model(request.model)
+        await host.check_model(exchange, request.model)
 
     def decode() -> bytes:
         width = engine.limits.vocab_width

@@ -62,7 +62,7 @@ async def embed(host: ServerState, exchange: Exchange, request: EmbedRequest) ->
         if form not in FORMS:
             raise unsupported("embedding_types", f"only {' and '.join(FORMS)} are supported")
     engine = host.require()
-    host.check_model(request.model)
+    await host.check_model(exchange, request.model)
     cut = request.truncate in ("START", "END")
     asked = EmbeddingRequest(
         input=list(texts),

@@ -55,6 +55,7 @@ def options(exchange: Exchange, request: PoolingFields, answer_id: str) -> dict[
         "tenant": exchange.key,
         "cache_salt": (request.cache_salt or "").encode(),
         "deadline": request.queue_timeout,
+        "adapter": exchange.adapter,
     }
 
 

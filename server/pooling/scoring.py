@@ -41,7 +41,7 @@ _PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), 
 
 
 async def score(host: ServerState, exchange: Exchange, request: ScoreRequest) -> None:
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     first, second = _pair_of(request)
     most = host.config.max_pooling_inputs
     ones = as_texts(first, getattr(request, first), most)
@@ -61,7 +61,7 @@ async def score(host: ServerState, exchange: Exchange, request: ScoreRequest) ->
 
 
 async def rerank(host: ServerState, exchange: Exchange, request: RerankRequest) -> None:
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     check_number("documents", len(request.documents), host.config.max_pooling_inputs)
     if not request.documents:
         raise InvalidRequest("documents must not be empty", param="documents", code="empty_array")

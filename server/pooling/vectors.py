@@ -74,7 +74,7 @@ async def _answer(
     host: ServerState, exchange: Exchange, request: InputFields, kind: str, task: PoolingTask | None, item: Item
 ) -> None:
     engine = host.require()
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     refuse_unsupported(request)
     params = pooling_params(engine, request, task)
     read = partial(prompts_of, request, host.config.max_pooling_inputs)

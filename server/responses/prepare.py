@@ -53,7 +53,7 @@ async def make_plan(host: ServerState, exchange: Exchange, request: ResponsesReq
         HttpError: 404, the request refers to an item that is not there.
     """
     defaults = host.require().defaults
-    model = host.check_model(request.model)
+    model = await host.check_model(exchange, request.model)
     keep = _keeps(host.responses, request)
     kept = conversation_id(request)
     owner = exchange.owner

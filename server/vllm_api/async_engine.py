@@ -39,8 +39,8 @@ class AsyncLLMEngine(ThreadedEngine):
         Raises:
             TroupeError: the request was refused, or failed.
         """
-        params = settled(sampling_params, lora_request, priority)
-        async with aclosing(self._outputs(request_id, prompt, params)) as outputs:
+        params = settled(sampling_params, priority)
+        async with aclosing(self._outputs(request_id, prompt, params, lora_request)) as outputs:
             async for output in outputs:
                 assert isinstance(output, RequestOutput)
                 yield output
@@ -60,8 +60,8 @@ class AsyncLLMEngine(ThreadedEngine):
         Raises:
             TroupeError: the request was refused, or failed.
         """
-        params = settled(pooling_params, lora_request, priority)
-        async with aclosing(self._outputs(request_id, prompt, params)) as outputs:
+        params = settled(pooling_params, priority)
+        async with aclosing(self._outputs(request_id, prompt, params, lora_request)) as outputs:
             async for output in outputs:
                 assert isinstance(output, PoolingRequestOutput)
                 yield output
@@ -102,10 +102,10 @@ class AsyncLLMEngine(ThreadedEngine):
         self.shutdown()
 
     async def _outputs(
-        self, request_id: str, prompt: PromptLike, params: SamplingParams | PoolingParams
+        self, request_id: str, prompt: PromptLike, params: SamplingParams | PoolingParams, lora_request: object
     ) -> AsyncGenerator[Output, None]:
         portal = self._running.portal
-        request, work = await self._there(self._requests.add, request_id, prompt, params)
+        request, work = await self._there(self._requests.add, request_id, prompt, params, lora_request)
         portal.start_task_soon(work)
         ended = False
         try:

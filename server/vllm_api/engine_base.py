@@ -87,12 +87,6 @@ class ThreadedEngine:
         return self._home
 
 
-def settled(params: ParamsT, lora_request: object, priority: int) -> ParamsT:
-    """The parameters of a request as they hold.
-
-    Raises:
-        ConfigError: there is a LoRA request.
-    """
-    if lora_request is not None:
-        refuse_name("lora_request")
+def settled(params: ParamsT, priority: int) -> ParamsT:
+    """The parameters of a request as they hold."""
     return msgspec.structs.replace(params, priority=priority) if priority else copy(params)

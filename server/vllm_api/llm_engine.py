@@ -30,10 +30,9 @@ class LLMEngine(ThreadedEngine):
 
         Raises:
             InvalidRequest: the name is taken, or the request cannot be served.
-            ConfigError: there is a LoRA request.
         """
-        settings = settled(params, lora_request, priority)
-        _, work = self._wait_for(self._requests.add, request_id, prompt, settings)
+        settings = settled(params, priority)
+        _, work = self._wait_for(self._requests.add, request_id, prompt, settings, lora_request)
         self._running.portal.start_task_soon(work)
         return request_id
 

@@ -13,6 +13,7 @@ from troupellm.actors.admission.prompts import PromptLike
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.llm.growing_answer import GrowingAnswer
+from troupellm.actors.llm.lora_request import lora_requests, serve
 from troupellm.actors.llm.outputs import RequestOutput, request_output
 from troupellm.actors.llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from troupellm.protocol.errors import InvalidRequest, TroupeError
@@ -132,13 +133,21 @@ class OpenRequests:
         return len(self._open)
 
     async def add(
-        self, request_id: str, prompt: PromptLike, params: SamplingParams | PoolingParams, **options: Any
+        self,
+        request_id: str,
+        prompt: PromptLike,
+        params: SamplingParams | PoolingParams,
+        lora_request: object = None,
+        **options: Any,
     ) -> tuple[OpenRequest, Callable[[], Any]]:
         """Take a request. The caller starts the second value as a task on the engine's loop.
 
         Raises:
-            InvalidRequest: the name is taken, or the request cannot be served.
+            InvalidRequest: the name is taken, or the request or its adapter cannot be served.
         """
+        (adapter,) = lora_requests(lora_request, 1)
+        if adapter is not None:
+            options["adapter"] = await serve(self._engine, adapter)
         if request_id in self._open:
             raise InvalidRequest(f"request_id {request_id} is taken by a request that runs", param="request_id")
         request = OpenRequest(request_id, self._has_news)

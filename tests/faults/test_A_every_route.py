@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from troupellm.tests.support.adapters.tiny_adapters import write_tiny_adapter
 from troupellm.tests.support.servers.canary import under_many as under_attack
 from troupellm.tests.support.servers.every_route import (
     KEYS,
@@ -46,9 +47,13 @@ def test_every_route_with_a_body_has_a_sample():
     assert {route.path for route in json_routes(app.routes)} == set(SAMPLES)
 
 
-async def test_the_samples_are_taken(tiny_engine):
+async def test_the_samples_are_taken(tiny_engine, tmp_path):
     """Else the bad requests below would be refused for something else."""
-    async with tiny_engine() as engine, under_attack(engine, with_keys()) as attacked:
+    write_tiny_adapter(tmp_path / "sql", 0)
+    async with (
+        tiny_engine(enable_lora=True, lora_dir=[str(tmp_path)]) as engine,
+        under_attack(engine, with_keys()) as attacked,
+    ):
         for route in json_routes(chosen(attacked)):
             for stream in streams_of(route):
                 answer = await send(attacked, route, json.dumps(body_of(route, stream=stream)).encode())

@@ -15,6 +15,7 @@ from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm.tests.support.adapters.tiny_adapters import write_tiny_adapter
 from troupellm.tests.support.engines.inside import runner_of, system_of
 from troupellm.tests.support.servers import odd_server
 from troupellm.tests.support.servers.canary import under_attack
@@ -30,6 +31,8 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENT_SECONDS = 200.0
 """For a worker process that comes back three times, on a busy machine."""
 RESTARTED = [name for name, rule in SUPERVISION.items() if rule.strategy == "restart"]
+READ = ("adapters", "guide", "intake", "output")
+"""Actors that requests pass."""
 STOPPED = [name for name, rule in SUPERVISION.items() if rule.strategy == "stop"]
 
 
@@ -64,13 +67,17 @@ def crash_at(box: Mailbox, message: int) -> list[int]:
     return left
 
 
-async def ask_many(engine, *, guided: bool = False) -> list[object]:
+async def ask_many(engine, *, actor: str = "") -> list[object]:
     """By reader: the tokens of its answer, or the error it was told."""
     answers: list[object] = [None] * READERS
 
     async def ask(number: int) -> None:
         try:
-            fields = {"guide": GuideSpec(kind="choice", source=f'["{"ab" * number}c"]')} if guided else PLAIN
+            fields = PLAIN
+            if actor == "guide":
+                fields = {"guide": GuideSpec(kind="choice", source=f'["{"ab" * number}c"]')}
+            elif actor == "adapters":
+                fields = PLAIN | {"adapter": f"lora-{number % 2}"}
             answers[number] = (await engine.generate([20 + number, 5], max_tokens=12, **fields)).token_ids
         except TroupeError as error:
             answers[number] = error
@@ -83,21 +90,23 @@ async def ask_many(engine, *, guided: bool = False) -> list[object]:
 
 
 @pytest.mark.parametrize("actor", RESTARTED)
-async def test_E4_an_actor_that_falls_is_restarted_and_everybody_is_answered(tiny_engine, monkeypatch, actor):
+async def test_E4_an_actor_that_falls_is_restarted_and_everybody_is_answered(tiny_engine, monkeypatch, tmp_path, actor):
     monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
-    async with tiny_engine(stall_timeout=0.2) as engine:
-        guided = actor == "guide"
-        solo = await ask_many(engine, guided=guided)
+    for seed in range(2):
+        write_tiny_adapter(tmp_path / f"lora-{seed}", seed)
+    lora = {"enable_lora": True, "lora_dir": [str(tmp_path)]} if actor == "adapters" else {}
+    async with tiny_engine(stall_timeout=0.2, **lora) as engine:
+        solo = await ask_many(engine, actor=actor)
         system = system_of(engine)
         box = getattr(system, actor, None) or getattr(system._boxes, actor)
         for message in (1, 4):
             left = crash_at(box, message)
-            answers = await ask_many(engine, guided=guided)
+            answers = await ask_many(engine, actor=actor)
             await eventually(lambda left=left: not left)
             for answer, right in zip(answers, solo, strict=True):
-                allowed = isinstance(answer, EngineStopped | RequestFailed) and actor in ("intake", "output", "guide")
+                allowed = isinstance(answer, EngineStopped | RequestFailed) and actor in READ
                 assert answer == right or (allowed and answer.code != "engine_failed"), answer
-            assert await ask_many(engine, guided=guided) == solo
+            assert await ask_many(engine, actor=actor) == solo
         assert system._supervisor.restarts[actor] == 2
         assert engine.state == "ready"
 

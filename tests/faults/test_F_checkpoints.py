@@ -18,8 +18,6 @@ import psutil
 import pytest
 
 from troupellm.actors.engine.engine import Engine
-from troupellm.protocol.errors import ConfigError
-from troupellm.server.cli.flags import translate
 from troupellm.tests.support.checkpoints.refusals import Change, config, content, engine_of, refused
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 from troupellm.tests.support.engines.fixtures import SETTINGS
@@ -253,9 +251,7 @@ async def test_F6_files_elsewhere_are_not_opened(folder, change):
     assert "passwd" not in message or message.startswith(INDEX)
 
 
-async def test_F8_adapters_are_refused_by_name(tiny_engine):
-    with pytest.raises(ConfigError, match="adapter"):
-        translate(["serve", "--enable-lora"])
+async def test_F8_no_adapter_is_loaded_where_none_are_served(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         loaded = await client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "../../x"})
         asked = await client.post("/v1/completions", json={"model": "../../x", "prompt": "Hi"})

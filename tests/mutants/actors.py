@@ -63,9 +63,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "the oldest paused reader gives way",
-        "actors/scheduler/running_set.py",
-        "return max(self.paused.values(), key=self._age)",
-        "return min(self.paused.values(), key=self._age)",
+        "actors/scheduler/victims.py",
+        "return max(self._paused.values(), key=self.age)",
+        "return min(self._paused.values(), key=self.age)",
         "actors/scheduler/test_core.py",
     ),
     Mutant(

@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
+from simulator.adapted import draw_adapted
 from simulator.faults import FRONT_FAULTS, Fault
 from simulator.fronted import draw_seed
-from simulator.multipliers import draw_whole
 from simulator.runner import run_scenario
 from simulator.workload import Scenario
 from test_rows import assert_right, crowd
@@ -56,6 +56,6 @@ def test_a_slow_wire_costs_nobody_an_answer() -> None:
 
 
 def test_a_seed_without_fronts_is_what_it_was() -> None:
-    drawn = [(draw_whole(seed), draw_seed(seed)) for seed in range(400)]
+    drawn = [(draw_adapted(seed), draw_seed(seed)) for seed in range(400)]
     assert 25 < sum(new.pressure.fronts > 0 for _, new in drawn) < 75
     assert all(without_fronts(new) == old for old, new in drawn)

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 
 import pytest
 from simulator.__main__ import LEAST_HITS_PER_20000
+from simulator.adapted import draw_adapted
 from simulator.faults import ALPHABET
 from simulator.fronted import draw_seed
 from simulator.history import Verdict
@@ -27,6 +28,7 @@ KEPT_SEEDS = (
 """Seeds that have found a bug, without extras. The meaning of a seed changes with the workload and the alphabet: a bug
 of the engine needs a test of its own beside the code that had it."""
 KEPT_EXTENDED_SEEDS = (433, 493, 496, 16080, 30448, 60991, 65320, 68255, 68368)
+KEPT_ADAPTED_SEEDS = (32, 188, 239, 263, 383, 387, 877)
 _TORCH_SEED = 230
 """The tiny model computes, and its worker is killed once."""
 _FRONTED_SEEDS = (3, 8, 12)
@@ -72,6 +74,7 @@ def test_twenty_thousand_seeds_find_no_fault() -> None:
 def test_seeds_that_once_failed_pass() -> None:
     judged(run_scenario(draw_scenario(seed)) for seed in KEPT_SEEDS)
     judged(run_scenario(draw_whole(seed)) for seed in KEPT_EXTENDED_SEEDS)
+    judged(run_scenario(draw_adapted(seed)) for seed in KEPT_ADAPTED_SEEDS)
 
 
 def test_a_seed_is_the_same_in_every_run() -> None:

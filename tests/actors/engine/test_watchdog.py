@@ -50,6 +50,11 @@ def test_a_plan_or_a_result_that_was_lost() -> None:
     assert stuck.actor == "worker"
 
 
+def test_waiting_for_a_guide_or_an_adapter_is_no_trouble() -> None:
+    assert twice(pulse(waiting=2, held=2)) is None
+    assert twice(pulse(waiting=3, held=2)) is not None
+
+
 def test_a_scheduler_that_plans_nothing() -> None:
     for state in ({"running": 1}, {"waiting": 1}, {"waiting": 1, "paused": 1}):
         stuck = twice(pulse(**state))

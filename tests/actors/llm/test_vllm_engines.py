@@ -109,8 +109,10 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(make_engine: Any, fa
     with running(make_engine()) as engine:
         with pytest.raises(troupellm.ContextLengthExceeded):
             engine.add_request("a", [5] * 5000, SamplingParams())
-        with pytest.raises(troupellm.ConfigError, match="lora_request is known from vLLM"):
+        with pytest.raises(troupellm.InvalidRequest, match="lora_request must be a LoRARequest, got object"):
             engine.add_request("a", "x", SamplingParams(), lora_request=object())
+        with pytest.raises(troupellm.InvalidRequest, match="start with enable_lora"):
+            engine.add_request("a", "x", SamplingParams(), lora_request=troupellm.LoRARequest("sql", 1, "/nowhere"))
         with pytest.raises(troupellm.ConfigError, match="collective_rpc is known from vLLM"):
             engine.collective_rpc("f")
         assert not engine.has_unfinished_requests()
@@ -175,7 +177,6 @@ def test_prompts_have_vllms_keywords(make_engine: Any, model_folder: Path, fake_
         )
         assert (one.prompt_token_ids, two.prompt) == ([5, 6], "x")
         for refused in (
-            lambda: llm.generate("x", lora_request=object()),
             lambda: llm.collective_rpc("f"),
             lambda: llm.apply_model(print),
         ):

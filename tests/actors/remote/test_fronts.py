@@ -81,9 +81,8 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         "hints": KVHints(session="s-1", retain=60.0),
     }  # fmt: skip
     fields = {field.name: field for field in msgspec.structs.fields(Submission)}
-    assert set(given) | {"prompt", "pooling", "many_prompts"} == set(
-        fields
-    )  # requests that are pooled: see test_pooling
+    elsewhere = {"prompt", "pooling", "many_prompts", "adapter"}  # see test_pooling, and tests/api/test_lora.py
+    assert set(given) | elsewhere == set(fields)
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
         inside: list[Any] = []
@@ -336,8 +335,10 @@ def test_every_error_crosses_with_what_it_says() -> None:
         if isinstance(kind, type)
         and issubclass(kind, TroupeError)
         and kind not in (ContextLengthExceeded, EngineOverloaded, errors.RateLimited, errors.ModelLoadError)
+        and kind is not errors.AdapterError
     ]
     given += [ContextLengthExceeded("long", limit=7, got=9, param="prompt"), EngineOverloaded("full", retry_after=3.5)]
+    given.append(errors.AdapterError("a tensor is missing", hint="save it again"))
     given.append(errors.RateLimited("limit", retry_after=2.0, quota=Quota(limit_tokens=9, reset_tokens=1.5)))
     assert len(given) > 8
     for error in given:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from troupellm.actors.scheduler.fair_share import FairShare
-from troupellm.actors.scheduler.running_set import SEARCH_STEPS
+from troupellm.actors.scheduler.victims import SEARCH_STEPS
 from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.protocol.config.engine import TenantConfig
 from troupellm.tests.support.engines.inside import counters_of, shares_of

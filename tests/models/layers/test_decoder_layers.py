@@ -18,7 +18,9 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner.runner import ModelRunner
+from troupellm.tests.support.adapters.adapted_runner import Adapters
 from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Driver, Pair, make_prompt
+from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 
@@ -112,6 +114,47 @@ def test_what_leaves_the_last_layer_is_shown_of_all_tokens(bits: str, tmp_path: 
     assert all(torch.equal(got, expected) for got, expected in zip(found, alone, strict=True))
     _, calls = hidden_states(decoder, torch.float32, together=True, aux_hidden_states=AuxHiddenStates(layers=(0,)))
     assert calls == 0, "what is in between is not seen from outside"
+
+
+def scores_with_adapters(
+    decoder: Decoder, adapters: Adapters, slots: tuple[int, ...], steps: int
+) -> list[torch.Tensor]:
+    """Logits of rows with these adapter slots, of prompts and of the steps behind them."""
+    cache = KVCache(decoder.config, 120, 8, torch.float32)
+    driver = Driver(ModelRunner(decoder, cache, max_model_len=MAX_LEN, adapters=adapters.slots()))
+    driver.slots = adapters.changes(*adapters.names)
+    for row, slot in enumerate(slots):
+        driver.submit(row, make_prompt(4 + row, seed=row), slot)
+    with watched_logits(driver.runner) as seen:
+        for _ in range(steps):
+            driver.run({row: min(6, len(driver.tokens[row]) - driver.done[row]) for row in driver.tokens})
+    return seen
+
+
+@pytest.mark.parametrize(("family", "bits"), [("llama_biases", "float32"), ("granite", "float32"), ("qwen3", "int8")])
+def test_adapters_in_one_call_add_what_they_add_layer_by_layer(family: str, bits: str, tmp_path: Path) -> None:
+    """With biases, factors on the residual, chunks of prompts, and rows that are dropped behind the last attention."""
+    pair = Pair(tmp_path / "model", FAMILIES[family]())
+    decoder, adapters = read(pair, bits), Adapters(tmp_path, pair.config)
+    slots = (1, 0, 2, 3, 1, 4)
+    together = scores_with_adapters(decoder, adapters, slots, 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "together", None)
+        alone = scores_with_adapters(decoder, adapters, slots, 5)
+    for found, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-3 if bits == "int8" else 2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bits", ["float32", "int8"])
+def test_rows_of_the_base_model_have_the_same_bits_beside_adapters(bits: str, tmp_path: Path) -> None:
+    pair = Pair(tmp_path / "model", FAMILIES["llama_biases"]())
+    decoder, adapters = read(pair, bits), Adapters(tmp_path, pair.config)
+    beside, without = (
+        scores_with_adapters(decoder, adapters, slots, 5) for slots in ((0, 1, 0, 2, 0, 4), (0, 0, 0, 0, 0, 0))
+    )
+    for found, expected in zip(beside, without, strict=True):
+        rows = [0, 2, 4] if found.shape[0] == 6 else [0]
+        assert torch.equal(found[rows], expected[rows])
 
 
 @pytest.mark.parametrize("family", APART)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
+from troupellm.protocol.config.lora import LoraModule
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import add_config_flags, load_configs, translate
@@ -165,3 +166,11 @@ def test_help_shows_what_was_asked_for(text: str, has: str, has_not: str, capsys
     out = capsys.readouterr().out
     assert has in out
     assert has_not not in out
+
+
+def test_the_flags_of_adapters_are_those_of_vllm() -> None:
+    line = "--enable-lora --lora-modules a=/x b=/y --max-loras 4 --max_lora_rank 64 --max-cpu-loras 9 --lora-dir d"
+    engine, _ = parse(*line.split())
+    assert engine.lora.modules == (LoraModule("a", "/x"), LoraModule("b", "/y"))
+    assert (engine.lora.max_loras, engine.lora.max_lora_rank, engine.lora.host_adapters) == (4, 64, 9)
+    assert engine.lora.lora_dir == ("d",)

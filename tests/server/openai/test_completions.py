@@ -42,7 +42,7 @@ async def test_all_prompts_of_a_call_end_at_once_and_not_one_step_after_the_othe
     writer: Any = SimpleNamespace(request=request, response_id="cmpl-1")
     engine: Any = SimpleNamespace(stream=stream)
     host: Any = None
-    exchange: Any = SimpleNamespace(key="", header=lambda name: None)
+    exchange: Any = SimpleNamespace(key="", adapter="", header=lambda name: None)
     prompts = [TextPrompt(text) for text in "abc"]
     with pytest.raises(ExceptionGroup):
         await _stream(host, exchange, engine, prompts, SamplingParams(), writer)

@@ -22,6 +22,7 @@ from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.wire.frames import Assembler, Codec, Hello
 from troupellm.protocol.wire.worker import (
     HELLO,
+    AdapterPrepared,
     Failed,
     Finished,
     FromWorker,
@@ -29,7 +30,9 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
+    PrepareAdapter,
     PrepareGuide,
+    ReleaseAdapter,
     ToWorker,
 )
 
@@ -140,6 +143,11 @@ class SimChild:
                 await self._step(message.plan)
             elif isinstance(message, PrepareGuide):
                 self._say(GuidePrepared(message.number))
+            elif isinstance(message, PrepareAdapter):
+                prepared = world.worker.prepare_adapter(message.digest, message.folder)
+                self._say(AdapterPrepared(message.number, prepared))
+            elif isinstance(message, ReleaseAdapter):
+                world.worker.release_adapter(message.digest)
             else:
                 raise RuntimeError("commands are not simulated")
 

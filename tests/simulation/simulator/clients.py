@@ -75,10 +75,12 @@ class Client:
         async with stream:
             if self.ask.params.selects:
                 completion = await stream.collect()
+                record.start = world.starts.get(self._name, 0)
                 world.note("choices", self.ask.number, *completion.choices)
                 record.on_completion(completion, world.language, world.scenario)
                 return
             async for delta in stream:
+                record.start = world.starts.get(self._name, 0)
                 world.note("delta", self.ask.number, delta.index, delta.token_ids, delta.text, delta.finish_reason)
                 record.on_delta(delta, world.language, stream.prompt_token_ids, world.scenario)
                 if record.wrong:
@@ -108,4 +110,5 @@ class Client:
             deadline=ask.deadline,
             streaming=ask.streaming,
             hints=ask.hints,
+            adapter=ask.adapter,
         )

@@ -40,6 +40,8 @@ PLAIN_ALPHABET: Final[tuple[tuple[str, str], ...]] = (
 )
 GUIDE_FAULTS: Final = (*CRASHES, "delay", "lost_wakeup")
 """Of the actor that has guides compiled."""
+ADAPTER_FAULTS: Final = (*CRASHES, "delay", "lost_wakeup", "refused", "late")
+"""Of the adapter library. refused and late: the worker cannot read an adapter, or takes too long."""
 HOST: Final = "host"
 FAILING_TIER: Final = "peer"
 """A connector that ends requests whose blocks do not come; with other tiers they are computed."""
@@ -56,6 +58,7 @@ ALPHABET: Final = (
     *(("process", kind) for kind in PROCESS_FAULTS),
     *(("guide", kind) for kind in GUIDE_FAULTS),
     ("engine", "pause"),
+    *(("adapters", kind) for kind in ADAPTER_FAULTS),
     *TIER_ALPHABET,
     *(("front", kind) for kind in FRONT_FAULTS),
 )
@@ -163,4 +166,4 @@ class Injector:
 
     def most_crashes(self) -> int:
         """How often the actor that crashed most often did."""
-        return max(sum(self.hits[actor, kind] for kind in CRASHES) for actor in (*ACTORS, "guide"))
+        return max(sum(self.hits[actor, kind] for kind in CRASHES) for actor in (*ACTORS, "guide", "adapters"))

@@ -7,8 +7,8 @@ from random import Random
 
 import msgspec
 
+from simulator.adapted import draw_adapted
 from simulator.faults import FRONT_FAULTS, Fault
-from simulator.multipliers import draw_whole
 from simulator.workload import Scenario
 
 FRONTED_SHARE = 0.12
@@ -18,7 +18,7 @@ _CLIENTS_SHARE = 0.85
 
 def draw_seed(seed: int) -> Scenario:
     """A seed as the search runs it."""
-    scenario, random = draw_whole(seed), Random(seed ^ 0xF407)
+    scenario, random = draw_adapted(seed), Random(seed ^ 0xF407)
     if scenario.pressure.torch or random.random() >= FRONTED_SHARE:
         return scenario
     return fronted(scenario, random)

@@ -8,7 +8,7 @@ import msgspec
 
 from simulator.faults import CRASHES, FAILING_TIER, TIERS, Injector
 from simulator.model import Answer, Language, right_answer, right_selection
-from simulator.workload import Ask, Pressure, Scenario
+from simulator.workload import UNKNOWN, Ask, Pressure, Scenario
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.restart_intensity import Intensity
@@ -19,7 +19,7 @@ from troupellm.protocol.params.outputs import Completion, Delta, Usage
 
 Pairs = tuple[tuple[str, str], ...]
 
-_RESTARTING: Pairs = tuple((actor, kind) for actor in ("intake", "output", "guide") for kind in CRASHES)
+_RESTARTING: Pairs = tuple((actor, kind) for actor in ("intake", "output", "guide", "adapters") for kind in CRASHES)
 _MOST_RESTARTS = Intensity().restarts
 _MOST_LOSSES = SUPERVISION["worker"].intensity.restarts
 
@@ -43,6 +43,8 @@ class Record:
         """Once the client does not read any more."""
         self.request: int | None = None
         self.wrong: list[str] = []
+        self.start = 0
+        """`start_of` the adapter that its name stood for when it came."""
         self._right: dict[int, Answer] = {}
 
     @property
@@ -79,7 +81,7 @@ class Record:
             Answer(choice.token_ids, choice.text, str(choice.finish_reason), choice.stop_reason)
             for choice in completion.choices
         ]
-        right = right_selection(language, self.prompt, self.ask.params, self._most_tokens(scenario))
+        right = right_selection(language, self.prompt, self.ask.params, self._most_tokens(scenario), self.start)
         if said != list(right):
             self.wrong.append(f"the choices are {said}, right is {right}")
 
@@ -90,7 +92,7 @@ class Record:
         answer = self._right.get(index)
         if answer is None:
             most = self._most_tokens(scenario)
-            answer = self._right[index] = right_answer(language, self.prompt, self.ask.params, index, most)
+            answer = self._right[index] = right_answer(language, self.prompt, self.ask.params, index, most, self.start)
         return answer
 
     def check(self, language: Language, scenario: Scenario, injector: Injector, blamed: set[int]) -> list[str]:
@@ -148,6 +150,11 @@ class Record:
                 right = right or (unlucky and injector.failures > injector.hits["worker", "poison"])
             case "server_is_overloaded":
                 right = ask.deadline is not None or (unlucky and happened(("worker", "allocation")))
+                right = right or happened(("adapters", "late"), *_RESTARTING[-len(CRASHES) :])
+            case "model_not_found":
+                right = ask.adapter == UNKNOWN
+            case "invalid_adapter":
+                right = happened(("adapters", "refused"))
             case "engine_restarting":
                 right = happened(*_RESTARTING) or fatal
             case "asleep":

@@ -112,6 +112,7 @@ class Turns:
 
     def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
         held = [] if core.guides is None else core.guides.held
+        held = held if core.adapters is None else held + core.adapters.held
         for sequence in (*residents_of(core).loading.values(), *held):  # its turn has come: it waits for what it needs
             self._waiting.pop(sequence.request.number, None)
         for new in plan.new_rows:
@@ -186,6 +187,8 @@ def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:
         for name in ("waiting", "running", "paused", "waiting_tokens", "plans_in_flight", "blocks_used")
         if getattr(snapshot, name)
     }
+    if snapshot.adapters is not None and (snapshot.adapters.slots_used or snapshot.adapters.waiting):
+        left["adapters"] = snapshot.adapters
     if snapshot.offload is not None:
         shown = snapshot.offload
         left |= {

@@ -75,8 +75,13 @@ def ranking(state: int) -> list[tuple[float, int]]:
     return sorted(zip(single, range(WIDTH), strict=True), reverse=True)
 
 
-def state_of(tokens: Sequence[int]) -> int:
-    state = 0
+def start_of(digest: str) -> int:
+    """The hash of no tokens at all, with an adapter; 0 is the model itself."""
+    return zlib.crc32(digest.encode())
+
+
+def state_of(tokens: Sequence[int], start: int = 0) -> int:
+    state = start
     for token in tokens:
         state = extend(state, token)
     return state
@@ -89,12 +94,12 @@ class Language(msgspec.Struct, frozen=True):
     tables: TextTables
     width: int
     eos: frozenset[int]
-    continuation: Callable[[Sequence[int], SamplingParams, int, int], Sequence[int]]
-    """(prompt, parameters, fork, how many) -> the tokens that follow, ends ignored."""
+    continuation: Callable[[Sequence[int], SamplingParams, int, int, int], Sequence[int]]
+    """(prompt, parameters, fork, how many, `start_of` its adapter) -> the tokens that follow, ends ignored."""
 
 
-def hashed_tokens(prompt: Sequence[int], params: SamplingParams, fork: int, count: int) -> Sequence[int]:
-    state, key = state_of(prompt), draw_key(params.temperature, params.seed or 0, fork)
+def hashed_tokens(prompt: Sequence[int], params: SamplingParams, fork: int, count: int, start: int) -> Sequence[int]:
+    state, key = state_of(prompt, start), draw_key(params.temperature, params.seed or 0, fork)
     follow = token_after if params.guide is None else ToyGuide.read(params.guide.source).token_after
     tokens: list[int] = []
     for _ in range(count):
@@ -134,10 +139,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def right_answer(
-    language: Language, prompt: Sequence[int], params: SamplingParams, fork: int, max_tokens: int
+    language: Language, prompt: Sequence[int], params: SamplingParams, fork: int, max_tokens: int, start: int = 0
 ) -> Answer:
     """The answer of a request's sequence without faults."""
-    tokens = language.continuation(prompt, params, fork, max_tokens)
+    tokens = language.continuation(prompt, params, fork, max_tokens, start)
     ends = frozenset() if params.ignore_eos else language.eos
     stops = frozenset(params.stop_token_ids or ())
     complete = None if params.guide is None else ToyGuide.read(params.guide.source).length
@@ -156,7 +161,7 @@ def right_answer(
 
 
 def right_selection(
-    language: Language, prompt: Sequence[int], params: SamplingParams, max_tokens: int
+    language: Language, prompt: Sequence[int], params: SamplingParams, max_tokens: int, start: int = 0
 ) -> tuple[Answer, ...]:
     """The choices of a beam search or of best_of, best first."""
     if params.use_beam_search:
@@ -168,11 +173,12 @@ def right_selection(
             ends,
             params.length_penalty,
             early_stopping=params.early_stopping,
-            candidates=lambda tokens: ranking(state_of(tokens)),
+            candidates=lambda tokens: ranking(state_of(tokens, start)),
         )
         return tuple(_beam_answer(language, tokens, params, ends) for tokens in found[: params.n])
-    answers = [right_answer(language, prompt, params, fork, max_tokens) for fork in range(params.num_sequences)]
-    return tuple(sorted(answers, key=lambda answer: -_likelihood(prompt, answer.token_ids))[: params.n])
+    forks = range(params.num_sequences)
+    answers = [right_answer(language, prompt, params, fork, max_tokens, start) for fork in forks]
+    return tuple(sorted(answers, key=lambda answer: -_likelihood(prompt, answer.token_ids, start))[: params.n])
 
 
 def _beam_answer(language: Language, tokens: list[int], params: SamplingParams, ends: frozenset[int]) -> Answer:
@@ -181,8 +187,8 @@ def _beam_answer(language: Language, tokens: list[int], params: SamplingParams, 
     return Answer(tuple(tokens), _decode(language, shown, final=True), "stop" if ended else "length")
 
 
-def _likelihood(prompt: Sequence[int], tokens: Sequence[int]) -> float:
-    total, state = 0.0, state_of(prompt)
+def _likelihood(prompt: Sequence[int], tokens: Sequence[int], start: int) -> float:
+    total, state = 0.0, state_of(prompt, start)
     for token in tokens:
         total += next(logprob for logprob, other in ranking(state) if other == token)
         state = extend(state, token)

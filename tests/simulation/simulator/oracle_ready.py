@@ -29,6 +29,7 @@ def worker_ready(scenario: Scenario, language: Language) -> WorkerReady:
         activation_bytes=0,
         memory_free_bytes=0,
         load_seconds=0.0,
+        max_loras=pressure.loras,
         most_drafts=pressure.drafts,
         host_slots=pressure.host_slots,
         tiers=tuple(

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from simulator.model import ToyGuide, draw_key, extend, token_after
+from simulator.adapted import SimAdapters
+from simulator.model import ToyGuide, draw_key, extend, start_of, token_after
 from simulator.oracle_ready import describe
 from simulator.tiers import SimTiers
 from troupellm.protocol.config.engine import EngineConfig
@@ -44,10 +45,12 @@ class LaunchedStep(msgspec.Struct, frozen=True):
 class _Row:
     """The worker's state of a sequence. `states[i]` is the hash of its first i tokens."""
 
-    __slots__ = ("end", "epoch", "follow", "key", "logprobs", "num_computed", "states", "tables")
+    __slots__ = ("adapter", "end", "epoch", "follow", "key", "logprobs", "num_computed", "states", "tables")
 
-    def __init__(self, new: NewRow) -> None:
+    def __init__(self, new: NewRow, adapters: SimAdapters) -> None:
         sampling = new.sampling
+        self.adapter = new.adapter, adapters.held(new.adapter)
+        """Its slot, and the digest of what was in it then."""
         self.epoch = new.epoch
         self.key = draw_key(sampling.temperature, sampling.seed, sampling.fork)
         self.logprobs = sampling.logprobs
@@ -56,7 +59,7 @@ class _Row:
         self.end = None if guide is None else new.num_prompt_tokens + guide.length
         """With so many tokens its guide is complete."""
         self.tables = [list(blocks) for blocks in new.blocks]
-        self.states = [0]
+        self.states = [start_of(self.adapter[1])]
         for token in memoryview(new.token_ids).cast("i"):
             self.states.append(extend(self.states[-1], token))
         self.num_computed = 0
@@ -71,6 +74,7 @@ class OracleWorker:
         self._report = report
         self._random = random
         self._hit_rate = hit_rate
+        self.adapters = SimAdapters(report)
         self.tiers: SimTiers | None = None
         self.num_accepted = self.num_rubbish = 0
         """Drafts."""
@@ -102,6 +106,7 @@ class OracleWorker:
             self.tiers.fall_asleep(keeps_host=keeps_host)
 
     def _empty(self) -> None:
+        self.adapters.forget()
         self.rows.clear()
         for block in self.content:
             block[:] = [None] * len(block)
@@ -118,6 +123,7 @@ class OracleWorker:
         if self.tiers is not None:
             self.tiers.disturb()
             self._checked(lambda: self._begin_transfers(plan))
+        self.adapters.change(plan.adapters)
         for row in plan.freed_rows:
             if self.rows.pop(row, None) is None:
                 self._report(f"step {plan.step} retires row {row}, which the worker does not know")
@@ -194,7 +200,7 @@ class OracleWorker:
         known = self.rows.get(new.row)
         if known is not None and known.epoch >= new.epoch:
             self._report(f"row {new.row} comes anew under epoch {new.epoch}, the worker has {known.epoch}")
-        row = self.rows[new.row] = _Row(new)
+        row = self.rows[new.row] = _Row(new, self.adapters)
         row.num_computed = start
 
     def _fork(self, forks: Sequence[RowFork]) -> None:
@@ -212,6 +218,9 @@ class OracleWorker:
         if row is None or row.epoch != epoch:
             self._report(f"row {number} is planned under an epoch that the worker does not know")
             return ()
+        slot, digest = row.adapter
+        if self.adapters.held(slot) != digest:
+            self._report(f"row {number} is computed in slot {slot}, which holds another adapter by now")
         if limit >= 0:
             return self._verify(number, row, start, limit)
         end = start + count

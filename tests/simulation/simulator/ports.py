@@ -14,6 +14,7 @@ from simulator.faults import Injected, InjectedAllocation, InjectedDeath, Inject
 from simulator.workload import STEP_TIMEOUT
 from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.adapters import AdapterPreparation
 from troupellm.protocol.messages.sleep import (
     EMPTY,
     WITHOUT_CACHE,
@@ -233,6 +234,23 @@ class FaultyWorker:
         elif isinstance(command, StopProfile) and self.missing:
             raise RuntimeError("a sleeping worker was told to do something else")
         return WorkerReport(ready=None if self.missing else worker._ready)
+
+    def prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
+        if self._injector.strike("adapters", "refused"):
+            return AdapterPreparation(outcome="refused", error="a tensor has the wrong shape")
+        if self._injector.strike("adapters", "late"):
+            return AdapterPreparation(outcome="late", error="it took too long")
+        prepared: AdapterPreparation = self._reader.prepare(digest, folder)
+        return prepared
+
+    def release_adapter(self, digest: str) -> None:
+        self._reader.release(digest)
+
+    @property
+    def _reader(self) -> Any:
+        """The inner worker's adapters."""
+        worker: Any = self._worker
+        return worker.adapters
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         if self.missing:

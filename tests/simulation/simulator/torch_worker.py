@@ -99,7 +99,7 @@ def _solo(prompt: tuple[int, ...], sampling: SamplingState, count: int) -> tuple
     return tuple(said)
 
 
-def _continuation(prompt: Sequence[int], params: SamplingParams, fork: int, count: int) -> Sequence[int]:
+def _continuation(prompt: Sequence[int], params: SamplingParams, fork: int, count: int, start: int) -> Sequence[int]:
     stops = set(params.stop_token_ids or ())
     if not params.ignore_eos:
         stops |= torch_language().eos

@@ -11,6 +11,7 @@ import trio
 
 from simulator.faults import MAILBOXES, SILENT, Injected, Injector
 from simulator.invariants import Turns, check_core, check_loading, check_mailbox, check_outbox
+from simulator.model import start_of
 from simulator.workload import Scenario
 from troupellm.actors.engine.system import System
 from troupellm.actors.kv_cache.block_pool import BlockPool
@@ -18,6 +19,7 @@ from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.supervise import ActorLeft
 from troupellm.actors.scheduler.kv_offload import MOST_ROUNDS
 from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.messages.input import PrepareRequest
 from troupellm.protocol.messages.output import StepOutput
 from troupellm.protocol.messages.scheduler import (
     AbortRequest,
@@ -81,6 +83,8 @@ class Watch:
         """By row: how often it was given to the worker anew, and what that may come from."""
         self.numbers: dict[str, int] = {}
         """The engine's numbers of requests that the scheduler was told of, by what their clients call them."""
+        self.starts: dict[str, int] = {}
+        """By what clients call their requests: `start_of` the adapters that the library has found."""
         self.submitted = 0
         """Requests that the scheduler took in."""
         self.used: dict[int, tuple[str, Usage]] = {}
@@ -124,7 +128,11 @@ class Watch:
                 self.fail(wrong)
             self._count_starts(message)
         held_up = isinstance(message, _DELAYED_CONTROLS) if control else not isinstance(message, StepFinished)
-        fault = self.injector.strike(box.name, "delay") if held_up and box.name in (*MAILBOXES, "guide") else None
+        fault = (
+            self.injector.strike(box.name, "delay")
+            if held_up and box.name in (*MAILBOXES, "guide", "adapters")
+            else None
+        )
         return 0.0 if fault is None else fault.seconds * self.random.choice((0.1, 1.0))
 
     def send_later(
@@ -165,6 +173,8 @@ class Watch:
             self.numbers[message.request_id] = message.request
             self._tenants[message.request] = message.tenant
             self.wanted += len(rows) * (len(message.prompt) // 4 + message.max_tokens)
+        elif isinstance(message, PrepareRequest) and message.adapter is not None:
+            self.starts[message.submission.request_id] = start_of(message.adapter.digest)
         elif isinstance(message, StepOutput):
             self._closed(message)
         elif isinstance(message, WorkerLost):

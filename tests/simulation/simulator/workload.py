@@ -23,6 +23,10 @@ _WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None,), (None
 _STOPS = ("a", "the", "é", "zz", "ab", "q")
 
 
+UNKNOWN = "unknown"
+"""Name of an adapter that there is not."""
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One client and its request. Times are seconds."""
 
@@ -40,6 +44,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     front: bool = False
     """Through a front process."""
     hints: KVHints = NO_HINTS
+    adapter: str = ""
+    """Name of a LoRA adapter; empty is the model itself."""
     told: str = ""
     """The hint about the session: prefetch it before the request, keep or drop it after."""
 
@@ -73,6 +79,8 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """How likely a transfer ends with each plan."""
     fronts: int = 0
     """Front processes."""
+    loras: int = 0
+    """Adapter slots; 0: no adapters are served."""
     ahead: bool = False
     """A worker on a thread has a device that computes by itself."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 
+from simulator.adapted import QuietPool, adapter_sources, reload_adapters
 from simulator.child import SimProcesses
 from simulator.clients import Client
 from simulator.faults import CRASHES
@@ -64,6 +65,8 @@ class World(Watch):
     async def _live(self) -> None:
         self.system = System(self._parts(await self._worker_host()))
         await self.group.start(self.system.run)
+        if self.scenario.pressure.loras:
+            self.group.start_soon(reload_adapters, self)
         if self.fronts.count:
             self.group.start_soon(self.fronts.run)
         clients = self.clients = [Client(self, record) for record in self.records]
@@ -89,7 +92,8 @@ class World(Watch):
         start_soon = self.group.start_soon
         if not scenario.pressure.process:
             thread = SimThread(pace, start_soon, ahead=ahead)
-            return ThreadWorker(worker, thread, self.ready, scenario.config.worker.step_deadline)
+            pool = QuietPool(random) if scenario.pressure.loras else None
+            return ThreadWorker(worker, thread, self.ready, scenario.config.worker.step_deadline, pool)
         self.processes = SimProcesses(worker, self.ready, random, injector, pace, start_soon)
         spare = scenario.pressure.spare
         worker_host = self.worker_host = ProcessWorker(
@@ -254,6 +258,7 @@ class World(Watch):
             clock=self.clock,
             randomness=SimRandomness(random),
             hash_key=b"a secret of the simulation",
+            adapters=adapter_sources(random) if self.scenario.pressure.loras else None,
         )
 
     def _build_worker(self) -> Any:
@@ -263,6 +268,8 @@ class World(Watch):
             return TinyTorchWorker(self.ready)
         pressure = self.scenario.pressure
         worker = OracleWorker(self.ready, self.fail, Random(self.scenario.seed ^ 0xD4AF7), pressure.hit_rate)
+        if pressure.loras:
+            worker.adapters.most_host = self.scenario.config.lora.host_adapters
         if pressure.host_slots:
             random = Random(self.scenario.seed ^ 0x71E45)
             worker.tiers = SimTiers(worker, random, self.injector, pressure.outer, pressure.transfer_speed)

@@ -18,7 +18,7 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
 from troupellm.models.runner.runner import ModelRunner
-from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.protocol.messages.worker import AdapterSlot, NewRow, RowChange, SamplingState, StepPlan, StepResult
 from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, assert_close_call
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
@@ -345,9 +345,13 @@ class Driver:
         self.prompts: dict[int, int] = {}
         self.done: dict[int, int] = {}
         self.held: dict[int, int] = {}
+        self.adapters: dict[int, int] = {}
+        self.slots: tuple[AdapterSlot, ...] = ()
+        """For the next step."""
         self.step = 0
 
-    def submit(self, row: int, prompt: list[int]) -> None:
+    def submit(self, row: int, prompt: list[int], adapter: int = 0) -> None:
+        self.adapters[row] = adapter
         self.tokens[row], self.prompts[row], self.done[row], self.held[row] = list(prompt), len(prompt), 0, 0
 
     def run(self, spans: dict[int, int]) -> StepResult:
@@ -367,6 +371,7 @@ class Driver:
                         num_prompt_tokens=self.prompts[row],
                         sampling=state,
                         blocks=(blocks,),
+                        adapter=self.adapters[row],
                     )
                 )
             elif blocks:
@@ -382,8 +387,10 @@ class Driver:
                 starts=tuple(self.done[row] for row in rows),
                 counts=tuple(spans.values()),
                 changes=tuple(changes),
+                adapters=self.slots,
             )
         )
+        self.slots = ()
         self.step += 1
         tokens = iter(result.tokens)
         for row, count in zip(rows, result.token_counts, strict=True):

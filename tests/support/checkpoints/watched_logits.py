@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -16,8 +17,8 @@ def watched_logits(runner: ModelRunner) -> Iterator[list[torch.Tensor]]:
     decoder, decode = runner.decoder, runner.decode
     in_parts, in_one_call = decoder.logits, None if decode is None else decode.run
 
-    def recorded(hidden: torch.Tensor) -> torch.Tensor:
-        found = in_parts(hidden)
+    def recorded(hidden: torch.Tensor, **more: Any) -> torch.Tensor:
+        found = in_parts(hidden, **more)
         seen.append(found.clone())
         return found
 

@@ -14,6 +14,9 @@ from torch.nn import functional
 from troupellm.kernels.act_quant.reference import quantize_rows
 from troupellm.kernels.linear import PackedLinear, pack
 from troupellm.kernels.linear.cpu import CppWeight
+from troupellm.kernels.low_rank.native import low_rank_native
+from troupellm.kernels.low_rank.reference import low_rank_reference
+from troupellm.kernels.low_rank.weights import LowRankWeights, grouped_rows
 from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_int8, cpu_packed
 from troupellm.kernels.quantized_linear.cpu_rows import CppRows
 from troupellm.kernels.quantized_linear.grouped import Int8WeightOnly
@@ -198,6 +201,26 @@ def each(one: Callable[[Random], None]) -> "Calls":
     return calls
 
 
+def low_rank(random: Random) -> None:
+    """One call of `low_rank_add`."""
+    groups, most, depth = (int(size) for size in random.integers(1, (5, 20, 80)))
+    widths = tuple(int(width) for width in random.integers(1, 60, int(random.integers(1, 4))))
+    weights = LowRankWeights(groups, most, depth, widths, torch.float32, torch.device("cpu"))
+    for group in range(groups):
+        rank = int(random.integers(0, most + 1))
+        for part, width in enumerate(widths if rank else ()):
+            bias = floats(random, width) if random.random() < 0.3 else None
+            weights.put(group, part, floats(random, rank, depth), floats(random, width, rank), bias)
+    count = int(random.integers(0, MOST_ROWS + 1))
+    rows = grouped_rows(random.integers(-1, groups, count), groups, torch.from_numpy)
+    x, out = apart(random, floats(random, count, depth)), apart(random, floats(random, count, sum(widths)))
+    expected = out.clone()
+    assert rows.host is not None
+    low_rank_reference(x, weights, rows.host, expected)
+    low_rank_native(x, weights, rows.host, out)
+    near(out, expected, 1e-4)
+
+
 Calls = Callable[[Random, int], None]
 """Makes so many calls of one binding."""
 
@@ -207,4 +230,5 @@ PRODUCTS: dict[str, Calls] = {
     "coded_linear": with_weight(coded_weight, (a_product, decoded)),
     "int8_quantize": each(quantized_rows),
     "sampling": each(drawn),
+    "low_rank": each(low_rank),
 }

@@ -53,12 +53,13 @@ def ready(
     max_model_len: int = 64,
     groups: int = 1,
     windows: tuple[int | None, ...] = (),
-    most_drafts: int = 0,
+    **fields: int,
 ) -> WorkerReady:
     """
     Args:
         num_blocks: per group; they are in one pool.
         groups: that keep everything; `windows` says instead what each group keeps.
+        fields: of `WorkerReady`, such as `most_drafts`.
     """
     windows = windows or (None,) * groups
     return WorkerReady(
@@ -76,7 +77,7 @@ def ready(
         activation_bytes=0,
         memory_free_bytes=0,
         load_seconds=0.0,
-        most_drafts=most_drafts,
+        **fields,
     )
 
 

@@ -50,6 +50,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/batches": {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"},
     "/abort_requests": {"request_ids": ["nobody"]},
     "/log_level": {"level": "info"},
+    "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "sql"},
+    "/v1/unload_lora_adapter": {"lora_name": "sql"},
 }
 """By path; what has no model of its own gets the served one."""
 COUNTING = ("/tokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")

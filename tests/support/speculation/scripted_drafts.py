@@ -13,7 +13,7 @@ from troupellm.models.batch.row_drafts import ROOT, Drafts
 from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.proposers.base import Observation, ProposalBatch
 from troupellm.models.runner.runner import ModelRunner
-from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.protocol.messages.worker import AdapterSlot, NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 MODULE = __name__
 """For settings that name classes of this module."""
@@ -210,6 +210,8 @@ class SpeculativeHost:
     logprobs: dict[int, list[tuple[int, bytes, bytes]]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
+    slots: tuple[AdapterSlot, ...] = ()
+    """For the next step."""
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -220,7 +222,7 @@ class SpeculativeHost:
         self._seen: dict[int, int] = {}
         self._new: list[NewRow] = []
 
-    def add(self, row: int, prompt: Sequence[int], **sampling: Any) -> None:
+    def add(self, row: int, prompt: Sequence[int], adapter: int = 0, **sampling: Any) -> None:
         groups = self.runner.rows.num_groups
         per_row = self.runner.rows.blocks.shape[2]
         blocks = tuple(tuple(self._free.pop() for _ in range(per_row)) for _ in range(groups))
@@ -235,6 +237,7 @@ class SpeculativeHost:
                 num_prompt_tokens=len(prompt),
                 sampling=state,
                 blocks=blocks,
+                adapter=adapter,
             )
         )
         self.tokens[row], self.prompts[row], self._done[row] = list(prompt), len(prompt), 0
@@ -261,8 +264,9 @@ class SpeculativeHost:
             draft_limits=tuple(limits),
             new_rows=tuple(self._new),
             changes=changes,
+            adapters=self.slots,
         )
-        self._new, self.steps = [], self.steps + 1
+        self._new, self.slots, self.steps = [], (), self.steps + 1
         result = self.runner.run(plan)
         failed = {error.row for error in result.errors}
         said = zip(rows, limits, result.token_counts, result.accepted or (0,) * len(rows), strict=True)

@@ -3,7 +3,7 @@
 import signal
 from typing import Any
 
-from troupellm.actors.worker.process_host import MODULE
+from troupellm.actors.worker.remote_worker import MODULE
 from troupellm.protocol.messages.worker import LoadProgress, WorkerReady
 from troupellm.protocol.wire.frames import Assembler, Codec
 from troupellm.protocol.wire.worker import HELLO, Load, Loaded, Progress, ToWorker

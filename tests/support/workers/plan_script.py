@@ -49,8 +49,8 @@ class Script:
         self._new: list[NewRow] = []
         self._epochs: dict[int, int] = {}
 
-    def add(self, row: int, prompt: list[int], *, known: int | None = None, **sampling: Any) -> None:
-        """With the next step. known: how many of the tokens are the prompt, if others follow it."""
+    def add(self, row: int, prompt: list[int], *, known: int | None = None, adapter: int = 0, **sampling: Any) -> None:
+        """With the next step. known: how many of the tokens are the prompt, if others follow it; adapter: a slot."""
         epoch = self._epochs[row] = self._epochs.get(row, 0) + 1
         self.known[row] = Known(epoch, known or len(prompt), list(prompt))
         state = SamplingState(**{"temperature": 0.0, **sampling})
@@ -64,6 +64,7 @@ class Script:
                 num_prompt_tokens=self.known[row].prompt,
                 sampling=state,
                 blocks=((),) * self.runner.rows.num_groups,
+                adapter=adapter,
             )
         )
 

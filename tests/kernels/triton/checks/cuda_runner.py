@@ -29,6 +29,7 @@ from troupellm.models.load.to_device import OnDevice
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan
+from troupellm.tests.support.adapters.adapted_runner import Adapters
 from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer, SpeculativeHost
 from troupellm.tests.support.workers.plan_script import Script
@@ -102,6 +103,22 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
             pass
         assert replay(made, script.plans) == [result.tokens for result in script.results]
     assert made.graphs.replayed
+
+
+@pytest.mark.slow
+def test_adapters_by_kernels(tmp_path: Path) -> None:
+    """Rows of three adapters and of the base model, with biases and a head among them."""
+    pair = Pair(tmp_path / "model", FAMILIES["qwen3"]())
+    adapters = Adapters(tmp_path, pair.config)
+    script = Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE, adapters=adapters.slots()), NUM_BLOCKS)
+    for row, slot in enumerate((0, 2, 4, 5)):
+        script.add(row, make_prompt(6 + row, row), adapter=slot)
+    script.step({0: 6, 1: 4, 2: 8}, adapters=adapters.changes(*adapters.names))
+    script.step({0: 1, 1: 3, 3: 9, 2: 1})
+    script.decode(2, 0, 1, 3, steps=2)
+    with as_on_a_gpu(DEVICE):
+        made = runner(pair, (), adapters=adapters.slots(device=DEVICE))
+        assert replay(made, script.plans) == [result.tokens for result in script.results]
 
 
 @pytest.mark.slow

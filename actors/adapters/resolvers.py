@@ -1,0 +1,50 @@
+"""Where adapters come from that no call has loaded: folders below `lora_dir`, then plug-ins."""
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final, Protocol
+
+from troupellm.actors.adapters.folders import find_below
+from troupellm.actors.runtime.ports import Threads
+from troupellm.protocol.errors import ConfigError
+
+GROUP: Final = "troupellm.lora_resolvers"
+"""Entry points of plug-ins: a name, and a class without arguments or an object that is a `LoraResolver`."""
+
+
+class LoraResolver(Protocol):
+    """Finds the folders of adapters."""
+
+    async def resolve(self, name: str) -> Path | None:
+        """The folder of an adapter, in PEFT's format; None where this resolver has none of that name.
+
+        Called on the event loop, once for a name at a time. A name has letters, digits, '.', '_', '-' and '/'.
+        """
+
+
+class FolderResolver:
+    """Adapters by the names of their folders."""
+
+    def __init__(self, roots: Sequence[str], threads: Threads) -> None:
+        self._roots = tuple(roots)
+        self._threads = threads
+
+    async def resolve(self, name: str) -> Path | None:
+        return await self._threads.run(find_below, self._roots, name)
+
+
+def installed_resolvers() -> list[LoraResolver]:
+    """Those of plug-ins, by their names.
+
+    Raises:
+        ConfigError: one cannot be loaded; names it.
+    """
+    found: list[LoraResolver] = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            loaded = point.load()
+            found.append(loaded() if isinstance(loaded, type) else loaded)
+        except Exception as error:  # a plug-in may raise anything
+            raise ConfigError(f"the LoRA resolver {point.name} cannot be loaded: {error}", param="lora_dir") from error
+    return found

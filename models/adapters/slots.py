@@ -1,0 +1,79 @@
+"""Adapter slots: fixed memory for the adapters that one step may use."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from troupellm.kernels.low_rank.weights import LowRankWeights
+from troupellm.models.adapters.adapter import Adapter
+from troupellm.models.adapters.sites import HEAD_LAYER, decoder_sites
+from troupellm.models.config.decoder_config import DecoderConfig
+
+
+class AdapterSlots:
+    """The slots of a runner. Slot numbers begin with 1; 0 is the base model and has no memory."""
+
+    def __init__(
+        self,
+        model: DecoderConfig,
+        find: Callable[[str], Adapter | None],
+        *,
+        num_slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """
+        Args:
+            find: the adapter in host memory that has a digest; None if there is none.
+        """
+        self.num_slots, self._find = num_slots, find
+        self._filled: set[int] = set()
+        self._plain = np.ones(num_slots + 1, dtype=np.bool_)
+        """By number, whether a graph computes all of the slot's adapter."""
+        self._sites = {
+            (site.layer, site.name): LowRankWeights(
+                num_slots, max_rank, site.in_features, [part.width for part in site.parts], dtype, device
+            )
+            for site in decoder_sites(model)
+        }
+
+    def site(self, layer: int, name: str) -> LowRankWeights:
+        """The weights of one product, group g of slot g + 1. layer: HEAD_LAYER for the head."""
+        return self._sites[layer, name]
+
+    @cached_property
+    def of_layers(self) -> list[LowRankWeights]:
+        """All sites but the head, in the order of `decoder_sites`."""
+        return [weights for (layer, _), weights in self._sites.items() if layer != HEAD_LAYER]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weights.num_bytes for weights in self._sites.values())
+
+    def fill(self, number: int, digest: str) -> bool:
+        """Copy an adapter from host memory into a slot, from number 1 on; False if there is no such slot or adapter."""
+        adapter = self._find(digest)
+        if adapter is None or not 1 <= number <= self.num_slots:
+            return False
+        for key, weights in self._sites.items():
+            weights.clear(number - 1)
+            for part, found in enumerate(adapter.sites.get(key, ())):
+                if found is not None:
+                    weights.put(number - 1, part, found.down, found.up, found.bias)
+        self._filled.add(number)
+        parts = [part for found in adapter.sites.values() for part in found if part is not None]
+        whole = (HEAD_LAYER, "head") not in adapter.sites and all(part.bias is None for part in parts)
+        self._plain[number] = whole
+        return True
+
+    def goes_into_graphs(self, numbers: NDArray[np.int64]) -> bool:
+        """True if none of the slots' adapters has a bias or adapts the head, which no graph computes."""
+        return bool(self._plain[numbers].all())
+
+    def holds(self, number: int) -> bool:
+        """True if a row may use the slot; 0 is the base model."""
+        return number == 0 or number in self._filled
