@@ -22,7 +22,8 @@ from troupellm.models.layers.decoder import Decoder, RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch, GroupBatch
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
-from troupellm.models.runner.stages import Stages, Step, empty_result
+from troupellm.models.runner.stages import Stages, empty_result
+from troupellm.models.runner.step import Step
 from troupellm.models.sampling.logits_processors import Processors
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.models.speculation.speculator import MakeSpeculator
