@@ -9,6 +9,7 @@ from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.embed import flags as embed
 from troupellm.load_tests.eviction import flags as eviction
 from troupellm.load_tests.forks import flags as forks
+from troupellm.load_tests.gguf_files import flags as gguf_files
 from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.handover import flags as handover
 from troupellm.load_tests.heartbeat import flags as heartbeat
@@ -35,6 +36,11 @@ BENCHMARKS = {
     "serve": (serve.add_flags, "troupellm.load_tests.serve.command", "open-loop load on a running server"),
     "throughput": (throughput.add_flags, "troupellm.load_tests.throughput.command", "offline, beside transformers"),
     "offline": (offline.add_flags, "troupellm.load_tests.offline.command", "tokens/s beside OpenVINO, vLLM, llama.cpp"),
+    "gguf": (
+        gguf_files.add_flags,
+        "troupellm.load_tests.gguf_files.command",
+        "tokens/s of GGUF files, beside llama.cpp",
+    ),
     "kernels": (
         kernels.add_flags,
         "troupellm.load_tests.kernels.command",

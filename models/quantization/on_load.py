@@ -77,7 +77,10 @@ class QuantizeOnLoad:
         whole = name == "score" or name.endswith(TURNED) or (name == HEAD and not self._head)
         return weight if whole else self._quantized(weight)
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self._source.embedding(name, shape)
+
+    def tied(self, embedding: Weight) -> Weight:
         weight = self._source.tied(embedding)
         return self._quantized(weight) if self._head else weight
 
