@@ -222,13 +222,15 @@ class Model:
         self.together = decoder_layers.decoder_layers(self.parts)
 
     @property
+    def in_blocks(self) -> bool:
+        return isinstance(self.embedding, BlockProduct)
+
+    @property
     def tokens(self) -> int:
-        blocks = isinstance(self.embedding, BlockProduct)
-        return self.embedding.out_features if blocks else self.embedding.shape[0]
+        return self.embedding.out_features if self.in_blocks else self.embedding.shape[0]
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        blocks = isinstance(self.embedding, BlockProduct)
-        return self.embedding.rows(token_ids) if blocks else self.embedding[token_ids]
+        return self.embedding.rows(token_ids) if self.in_blocks else self.embedding[token_ids]
 
     @property
     def layers(self) -> DecoderLayers:
