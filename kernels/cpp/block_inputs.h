@@ -54,53 +54,80 @@ inline TileInputs tile_inputs(const BlockInputs& memory, const BlockWeight& weig
     return inputs;
 }
 
-// A group of 32 numbers as whole numbers up to `top`; their scale.
-inline float whole_numbers(const float* x, float top, int32_t* to) {
-    int32_t most = 0;  // bits of floats without a sign are ordered as the floats are, and NaN is above all
+// The largest of a group without signs, as bits: those of floats are ordered as the floats are, and NaN is above all.
+inline int32_t largest_of_group(const float* x) {
+#if defined(__AVX512F__)
+    const __m512i sizes = _mm512_set1_epi32(0x7fffffff);
+    const __m512i first = _mm512_and_si512(sizes, _mm512_loadu_si512(x));
+    return _mm512_reduce_max_epi32(_mm512_max_epi32(first, _mm512_and_si512(sizes, _mm512_loadu_si512(x + kLanes))));
+#else
+    int32_t most = 0;
     for (int i = 0; i < kGroup; ++i) {
         int32_t bits;
         std::memcpy(&bits, x + i, sizeof bits);
         bits &= 0x7fffffff;
         most = bits > most ? bits : most;
     }
-    float scale;
-    std::memcpy(&scale, &most, sizeof scale);
-    scale /= top;
-    const float by = scale > 0.0f ? scale : 1.0f;
-    for (int i = 0; i < kGroup; i += kLanes) {
-        const Floats shifted = load(x + i) / by + 12582912.0f;  // adding it rounds to a whole number in the low bits
-        Ints bits;
-        std::memcpy(&bits, &shifted, sizeof bits);
-        bits -= 0x4b400000;
-        std::memcpy(to + i, &bits, sizeof bits);
-    }
-    return scale;
+    return most;
+#endif
 }
 
-// Row `row` of `rows`; memory fits them.
+// x / by for 16 numbers, rounded to the nearest whole ones, ties to even.
+inline Ints divided_group(const float* x, float by) {
+#if defined(__AVX512F__)
+    if (by > 1e-30f && by < 1e30f) {  // as `divided` of quantized_codes.h
+        const __m512 number = _mm512_loadu_ps(x), divisor = _mm512_set1_ps(by), inverse = _mm512_set1_ps(1.0f / by);
+        const __m512 near = _mm512_mul_ps(number, inverse);
+        return (Ints)_mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_fnmadd_ps(near, divisor, number), inverse, near));
+    }
+#endif
+    const Floats shifted = load(x) / by + 12582912.0f;  // adding it rounds to a whole number in the low bits
+    Ints bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    return bits - 0x4b400000;
+}
+
+inline void store_bytes(int8_t* to, Ints whole) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)whole));
+#else
+    for (int i = 0; i < kLanes; ++i) to[i] = static_cast<int8_t>(whole[i]);
+#endif
+}
+
+inline int32_t sum_of(Ints whole) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)whole);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < kLanes; ++i) total += whole[i];
+    return total;
+#endif
+}
+
+// Row `row` of `rows`; memory fits them. A group with a number that is not finite becomes zeros with a scale that is not.
 inline void take_row(BlockInputs& memory, const Inputs& x, const BlockWeight& weight, int64_t row) {
     static thread_local Memory<float> normed{"normed row"};
     normed.grow(weight.depth);
     const float* const from = ready_row(x, row, weight.depth, normed.data());
     const int64_t groups = weight.depth / kGroup, tile = row / kTallest, all = padded_rows(x.rows) * groups;
     const int64_t height = height_of(x.rows, tile);
+    const float top = weight.fine ? 16319.0f : 127.0f;
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t at = tile * kTallest * groups + g * height + row % kTallest;
-        alignas(64) int32_t whole[kGroup];
-        const float scale = whole_numbers(from + g * kGroup, weight.fine ? 16319.0f : 127.0f, whole);
-        int32_t sums[2] = {};
-        for (int half = 0; half < 2; ++half)
-            for (int i = 0; i < kGroup / 2; ++i) sums[half] += whole[half * kGroup / 2 + i];
+        const int32_t most = largest_of_group(from + g * kGroup);
+        float scale;
+        std::memcpy(&scale, &most, sizeof scale);
+        scale /= top;
+        const bool finite = scale <= std::numeric_limits<float>::max();
         int8_t* const values = memory.values.data() + at * kGroup;
-        if (weight.fine) {
-            int8_t* const high = values + all * kGroup;
-            for (int i = 0; i < kGroup; ++i) {
-                const int32_t above = (whole[i] + 64) >> 7;
-                high[i] = static_cast<int8_t>(above);
-                values[i] = static_cast<int8_t>(whole[i] - 128 * above);
-            }
-        } else {
-            for (int i = 0; i < kGroup; ++i) values[i] = static_cast<int8_t>(whole[i]);
+        int32_t sums[2];
+        for (int half = 0; half < 2; ++half) {
+            const Ints whole = finite ? divided_group(from + g * kGroup + half * kLanes, scale > 0.0f ? scale : 1.0f) : Ints{};
+            const Ints above = weight.fine ? (whole + 64) >> 7 : Ints{};
+            sums[half] = sum_of(whole);
+            store_bytes(values + half * kLanes, whole - (above << 7));
+            if (weight.fine) store_bytes(values + all * kGroup + half * kLanes, above);
         }
         memory.scales[at] = scale;
         memory.scales[all + at] = scale * static_cast<float>(sums[0] + sums[1]);

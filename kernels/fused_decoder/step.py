@@ -1,4 +1,4 @@
-"""A whole decoding step in one compiled call, float32 or int8 weights on a CPU: the counterpart of a CUDA graph.
+"""A whole decoding step in one compiled call, float32, int8 or GGUF weights on a CPU: the counterpart of a CUDA graph.
 
 In a small model's step, the Python code between compiled parts takes a quarter of the time: the weights of every step
 evict the interpreter's, torch's and numpy's code from the processor's caches. Here the caller passes the rows' slots in
