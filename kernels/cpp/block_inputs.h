@@ -1,5 +1,5 @@
-// Rows in eight bits, ready for tiles of rows. Each group of 32 inputs has its scale s = max|x| / 127, and the inputs are
-// round(x / s), ties to even. `fine` inputs have fifteen bits, s = max|x| / 16319, in two parts: q = 128 * high + low.
+// Rows in eight bits, ready for tiles of rows. Each group of 32 inputs has its scale s = max|x| / 127, and the inputs
+// are round(x / s), ties to even. `fine` inputs have fifteen bits, s = max|x| / 16319, in two parts: 128 * high + low.
 //
 // Rows lie tile by tile: [groups][rows of the tile][32], so that a tile reads them one after the other, and so do their
 // scales, sums and starts.
@@ -32,7 +32,7 @@ inline int64_t padded_rows(int64_t rows) {
     return rows == whole ? rows : whole + height_for(rows - whole);
 }
 
-// What the sums of a group begin with, by offset: minus the offset times the sum of the inputs. For kSixteens there are two.
+// What the sums of a group begin with, by offset: minus the offset times the sum of the inputs. kSixteens has two of them.
 constexpr int kStartKinds = 4;
 constexpr int kStartBits[kStartKinds] = {3, 4, 7, 5};
 constexpr int start_kind(int bits) { return bits == 3 ? 0 : bits == 4 ? 1 : bits == 7 ? 2 : 3; }
@@ -105,7 +105,7 @@ inline int32_t sum_of(Ints whole) {
 #endif
 }
 
-// Row `row` of `rows`; memory fits them. A group with a number that is not finite becomes zeros with a scale that is not.
+// Row `row` of x; memory fits all. A group with a number that is not finite becomes zeros, with a scale that is not.
 inline void take_row(BlockInputs& memory, const Inputs& x, const BlockWeight& weight, int64_t row) {
     static thread_local Memory<float> normed{"normed row"};
     normed.grow(weight.depth);
@@ -123,7 +123,8 @@ inline void take_row(BlockInputs& memory, const Inputs& x, const BlockWeight& we
         int8_t* const values = memory.values.data() + at * kGroup;
         int32_t sums[2];
         for (int half = 0; half < 2; ++half) {
-            const Ints whole = finite ? divided_group(from + g * kGroup + half * kLanes, scale > 0.0f ? scale : 1.0f) : Ints{};
+            const float by = scale > 0.0f ? scale : 1.0f;
+            const Ints whole = finite ? divided_group(from + g * kGroup + half * kLanes, by) : Ints{};
             const Ints above = weight.fine ? (whole + 64) >> 7 : Ints{};
             sums[half] = sum_of(whole);
             store_bytes(values + half * kLanes, whole - (above << 7));
@@ -136,10 +137,9 @@ inline void take_row(BlockInputs& memory, const Inputs& x, const BlockWeight& we
             const int32_t start = kPairs && kStartBits[kind] == 7 ? 0 : (sums[0] + sums[1]) * (1 << kStartBits[kind]);
             memory.starts[kind * all + at] = -start;
         }
-        if (weight.starts >> (kStartKinds - 1) & 1) {
-            for (int half = 0; half < 2; ++half)
-                memory.starts[(kStartKinds - 1) * all + 2 * at + half] = -sums[half] * (1 << kStartBits[kStartKinds - 1]);
-        }
+        constexpr int last = kStartKinds - 1;
+        for (int half = 0; half < 2 && weight.starts >> last & 1; ++half)
+            memory.starts[last * all + 2 * at + half] = -sums[half] * (1 << kStartBits[last]);
     }
 }
 

@@ -1,5 +1,5 @@
-// Products with a constant weight in the blocks of GGUF files: inputs are quantized per group of 32, sums of a group are
-// whole numbers. block_types.h has the layout of a weight, block_inputs.h that of the rows, block_tiles.h the arithmetic.
+// Products with a constant weight in the blocks of GGUF files: inputs are quantized per group of 32, sums of a group
+// are whole numbers. block_types.h has the layout of a weight, block_inputs.h that of rows, block_tiles.h the arithmetic.
 
 #include "block_tiles.h"
 
@@ -15,17 +15,18 @@ const BlockPart& part_with(const BlockWeight& weight, int64_t unit) {
 }
 
 // sums [16 * tiles, 16] of the tiles [begin, end) of rows times a unit.
-void multiply(const BlockWeight& weight, int64_t unit, int64_t rows, int64_t begin, int64_t end, const BlockInputs& memory,
-              float* sums) {
+void multiply(const BlockWeight& weight, int64_t unit, int64_t rows, int64_t begin, int64_t end,
+              const BlockInputs& memory, float* sums) {
     const BlockPart& part = part_with(weight, unit);
     const int64_t depth = weight.depth, place = unit - part.first;
     with_type(part.type, [&](auto type) {
         typedef decltype(type) Type;
         const uint8_t* const codes = part.codes + place * Type::unit_codes(depth);
         const uint8_t* const scales = part.scales + place * Type::unit_scales(depth);
-        for (int64_t number = begin; number < end; ++number, sums += kTallest * kLanes)
-            tile_of<Type>(height_of(rows, number))(codes, scales, depth / kGroup, tile_inputs(memory, weight, rows, number),
-                                                   sums);
+        for (int64_t number = begin; number < end; ++number, sums += kTallest * kLanes) {
+            const Tile run = tile_of<Type>(height_of(rows, number));
+            run(codes, scales, depth / kGroup, tile_inputs(memory, weight, rows, number), sums);
+        }
     });
 }
 

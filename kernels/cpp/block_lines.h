@@ -1,5 +1,5 @@
-// Lines of codes and their products with inputs in eight bits. A line is four inputs of each of 16 outputs, 64 bytes, and
-// is read by as many outputs at a time as a register takes.
+// Lines of codes and their products with inputs in eight bits. A line is four inputs of each of 16 outputs, 64 bytes,
+// and is read by as many outputs at a time as a register takes.
 
 #pragma once
 

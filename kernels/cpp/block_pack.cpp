@@ -1,5 +1,5 @@
-// From the blocks of GGUF files to the layout of products (block_types.h), and back to rows of floats. The order of bits in
-// a file's blocks is ggml's.
+// From the blocks of GGUF files to the layout of products (block_types.h), and back to rows of floats. The order of bits
+// in a file's blocks is ggml's.
 
 #include "block_types.h"
 #include "layer_parts.h"

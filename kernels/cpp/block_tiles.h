@@ -1,6 +1,6 @@
-// Tiles of rows times a unit of 16 outputs. Sums of whole numbers are exact; each group's is then added to a float by one
-// multiplication of the two scales and one fused addition (two with a minimum), group by group. Nothing else happens to a
-// number: a row's result depends neither on its neighbours nor on the tile or the number of threads, to the bit.
+// Tiles of rows times a unit of 16 outputs. Sums of whole numbers are exact; each group's is then added to a float by
+// one multiplication of the two scales and one fused addition (two with a minimum), group by group. Nothing else happens
+// to a number: a row's result depends neither on its neighbours nor on the tile or the number of threads, to the bit.
 
 #pragma once
 
@@ -11,8 +11,8 @@ namespace {
 constexpr int kTogether = 4;     // rows of which the sums of a group are computed together
 constexpr int64_t kAhead = 4096;  // bytes that are fetched before they are read
 
-// sums [rows][2] += the lines of a group times rows, which lie one after the other: lines first, so that a row's sum is not
-// waited for.
+// sums [rows][2] += the lines of a group times rows, which lie one after the other: lines first, so that a row's sum is
+// not waited for.
 template <Form form, int rows>
 [[gnu::always_inline]] inline void add_lines(const Line* lines, const int8_t* x, Sums (*sums)[2]) {
 #pragma GCC unroll 8
@@ -27,8 +27,8 @@ template <Form form, int rows>
 
 // Adds a group to the totals of some rows of a tile.
 template <Form form, int rows>
-[[gnu::always_inline]] inline void add_rows(const Line* lines, const Scales& scales, const TileInputs& x, int kind, int64_t at,
-                     Values* totals) {
+[[gnu::always_inline]] inline void add_rows(const Line* lines, const Scales& scales, const TileInputs& x, int kind,
+                                            int64_t at, Values* totals) {
     constexpr int halves = form == kSixteens ? 2 : 1;
     Sums sums[rows][2] = {};
     for (int r = 0; r < rows; ++r)
@@ -52,8 +52,8 @@ template <Form form, int rows>
 
 // The same of all of them, as many at a time as there are registers for.
 template <Form form, int rows>
-[[gnu::always_inline]] inline void add_group(const Line* lines, const Scales& scales, const TileInputs& x, int kind, int64_t group,
-                      Values* totals) {
+[[gnu::always_inline]] inline void add_group(const Line* lines, const Scales& scales, const TileInputs& x, int kind,
+                                             int64_t group, Values* totals) {
     constexpr int some = form == kSixteens ? kTogether / 2 : kTogether, last = rows % some;
 #pragma GCC unroll 16
     for (int r = 0; r + some <= rows; r += some)

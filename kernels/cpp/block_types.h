@@ -26,7 +26,9 @@
 
 namespace {
 
-enum BlockType : int64_t { kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kIQ4_NL, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS, kI4_32, kI4_128, kBlockTypes };
+enum BlockType : int64_t {
+    kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kIQ4_NL, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS, kI4_32, kI4_128, kBlockTypes
+};
 
 // How the sums of a group become floats. kOffset: by one scale, with sums that begin at the offset's part. kLarge: the
 // same, with codes of eight bits. kMinimum: no offset, a minimum is added. kSixteens: each half has its scale.
@@ -36,7 +38,8 @@ struct Scales {
     Values scale, other;  // other: the minimum, or the scale of the second half
 };
 
-constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};  // IQ4, plus 128
+// The numbers of IQ4_NL and IQ4_XS, plus 128.
+constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 // Each has the bytes of a group's codes; `lines` for a register's outputs, from where these begin in the first line; and
 // `lane`, the codes of one output.
