@@ -20,9 +20,10 @@ def quantize_activation_reference(x: Tensor, dtype: torch.dtype) -> tuple[Tensor
 def rounded_groups(x: Tensor, top: int, size: int = 32) -> Tensor:
     """Each `size` inputs of rows `x` [rows, inputs] as whole numbers up to `top` times one scale, s = max|x| / top; as
     float32 [rows, inputs]. A group with a NaN is all NaN."""
-    groups = x.float().unflatten(-1, (-1, size))
+    groups = x.float().reshape(x.shape[0], -1, size)
     scale = groups.abs().amax(dim=-1, keepdim=True) / top
-    return (torch.round(groups / torch.where(scale > 0, scale, 1.0)) * scale).flatten(-2)
+    rounded: Tensor = torch.round(groups / torch.where(scale > 0, scale, 1.0)) * scale
+    return rounded.view(x.shape)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
