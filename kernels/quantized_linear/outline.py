@@ -23,6 +23,8 @@ class Outline:
     """True if inputs may be in other groups than their neighbours."""
     eight_bit_inputs: bool = False
     """True if products may also convert their inputs to eight bits."""
+    row_bytes: int = 0
+    """Bytes of a row where a CPU's products read blocks of a GGUF file in about their own size; 0: by the code."""
 
     @property
     def groups(self) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from troupellm.kernels.linear import packs_copies
-from troupellm.kernels.quantized_linear import held_bytes
+from troupellm.kernels.quantized_linear import held_bytes, in_blocks
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS, blocks_outline
 from troupellm.models.checkpoint.mxfp4_experts import BLOCKS, SCALES, experts_outline
 from troupellm.models.checkpoint.safetensors import Checkpoint
@@ -54,11 +54,14 @@ def stored_size(
     copy = model.vocab_size * model.hidden_size * dtype.itemsize if tied and packs_copies(device, dtype) else 0
     if is_gguf(folder):
         tensors = read_header(folder).tensors
-        whole = [name for name in tensors if name == EMBEDDING_BLOCKS or name.endswith(TURNED_BLOCKS)]
-        total = tensors_bytes(tensors, whole, dtype, device)
+        whole = [name for name in tensors if name.endswith(TURNED_BLOCKS)]
         embedding = tensors.get(EMBEDDING_BLOCKS)
-        if tied and embedding is not None and embedding.type in LAYOUTS:  # the head is in its blocks
-            copy = held_bytes(blocks_outline(embedding.type, *embedding.shape), device, dtype)
+        if embedding is not None and embedding.type in LAYOUTS:
+            outline = blocks_outline(embedding.type, *embedding.shape)
+            packed = in_blocks(outline, device, dtype)  # and the head is the same weight, if it is tied
+            copy = held_bytes(outline, device, dtype) if tied and not packed else 0
+            whole += [] if packed else [EMBEDDING_BLOCKS]
+        total = tensors_bytes(tensors, whole, dtype, device)
         return StoredSize("gguf", total + copy)
     if form is None:
         return None

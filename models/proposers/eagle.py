@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.fused_decoder.layers import decoder_layers
@@ -74,7 +73,7 @@ class Eagle:
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`."""
         assert states is not None
-        embedded = functional.embedding(batch.token_ids, self._target.embedding)
+        embedded = self._target.embedding(batch.token_ids)
         residual, update = linear(torch.cat((embedded, states), dim=-1), self._fusion), None
         plans = [group.plan for group in batch.groups]
         if self._together is not None and self._together.takes(residual.shape[0], plans, caches):

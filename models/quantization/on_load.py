@@ -86,7 +86,10 @@ class QuantizeOnLoad:
         whole = name == "score" or name.endswith(TURNED) or (name == HEAD and not self._head)
         return weight if whole else quantized(weight, self._mode)
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self._source.embedding(name, shape)
+
+    def tied(self, embedding: Weight) -> Weight:
         weight = self._source.tied(embedding)
         return quantized(weight, self._mode) if self._head else weight
 

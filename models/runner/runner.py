@@ -319,7 +319,9 @@ def compiled_decode(
     config = decoder.config
     if not attention.compiled or config.logit_scale != 1.0 or config.logit_softcap:
         return None
-    ends = Ends(decoder.embedding, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
+    table = decoder.embedding.blocks or decoder.embedding.table
+    assert table is not None
+    ends = Ends(table, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
     views = [(view.group, view.window or 0) for view in cache.layout.views]
     step = decode_step(decoder.together, decoder.tables, cache.layers, ends, views, sampler.codes)
     return None if step is None else CompiledDecode(step, rows, sampler)
