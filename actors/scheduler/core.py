@@ -210,12 +210,8 @@ class SchedulerCore:
 
     def adapter_loaded(self, loaded: AdapterLoaded) -> None:
         """The worker has read an adapter, or cannot."""
-        if self.adapters is None:
-            return
-        if loaded.engine_epoch == self.engine_epoch:
-            self.adapters.answer(loaded)
-        else:
-            self.adapters.answer_of_lost(loaded)
+        if self.adapters is not None:
+            self.adapters.answer(loaded, lost=loaded.engine_epoch != self.engine_epoch)
 
     def go_on(self) -> None:
         """After a halt."""
