@@ -52,8 +52,9 @@ PACKED = {
     "IQ4_XS": Packed(9, 4, 8, 10, 2), "I4_32": Packed(10, 4, 1, 8), "I4_128": Packed(11, 4, 4, 8),
 }  # fmt: skip
 STORED = {name: (layout.weights, layout.size) for name, layout in LAYOUTS.items()} | {
-    "I4_32": (32, 24), "I4_128": (128, 72),
-}  # fmt: skip
+    "I4_32": (32, 24),
+    "I4_128": (128, 72),
+}
 """Weights and bytes of a block as it comes. Those of I4 are a scale and a minimum in float32, then codes of four bits
 with the even input in the low half of a byte: w = code * scale + minimum."""
 
@@ -123,10 +124,17 @@ class BlockProduct(CppRows):
         starts = sum({1 << PACKED[part.layout].start for part in parts if PACKED[part.layout].start >= 0})
         self._held = (memory, table, padded)
         self._numbers = np.array(
-            [table.ctypes.data, len(parts), self.in_features, self.out_features, starts, int(fine),
-             0 if padded is None else padded.data_ptr()],
+            [
+                table.ctypes.data,
+                len(parts),
+                self.in_features,
+                self.out_features,
+                starts,
+                int(fine),
+                0 if padded is None else padded.data_ptr(),
+            ],
             dtype=np.int64,
-        )  # fmt: skip
+        )
         self._pointer = self._numbers.ctypes.data
         self.part = (2, self._pointer)
 

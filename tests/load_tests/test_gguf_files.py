@@ -55,10 +55,31 @@ def test_bench_gguf_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """Without llama.cpp, which is named, our own rates are found."""
     result = tmp_path / "result.json"
     code = bench(
-        "gguf", "--configs", "tiny", "--types", "q4_0", "iq4_xs", "--sequences", "2", "--input-len", "8",
-        "--output-len", "6", "--prefill-len", "16", "--rounds", "1", "--num-threads", "1", "--gguf-inputs", "int8",
-        "--peers-dir", str(tmp_path / "none"), "--result-json", str(result),
-    )  # fmt: skip
+        "gguf",
+        "--configs",
+        "tiny",
+        "--types",
+        "q4_0",
+        "iq4_xs",
+        "--sequences",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "6",
+        "--prefill-len",
+        "16",
+        "--rounds",
+        "1",
+        "--num-threads",
+        "1",
+        "--gguf-inputs",
+        "int8",
+        "--peers-dir",
+        str(tmp_path / "none"),
+        "--result-json",
+        str(result),
+    )
     report = json.loads(result.read_text())
     assert code == 0
     assert [(cell["precision"], cell["cell"]["name"]) for cell in report["cells"]] == [

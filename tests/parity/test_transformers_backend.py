@@ -26,13 +26,8 @@ from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import (
-    MAX_LEN,
-    SIZES,
-    Driver,
-    Pair,
-    make_prompt,
-)
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, SIZES, Pair
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.ragged_batch import check_ragged_batch
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}

@@ -1,6 +1,7 @@
 """A batch of prompts of many lengths that come one after the other."""
 
-from troupellm.tests.support.checkpoints.decoder_pairs import Driver, Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 
 
 def check_ragged_batch(pair: Pair) -> None:

@@ -108,8 +108,11 @@ def block_weight(random: Random) -> Weight:
     bits: InputBits = 8 if random.random() < 0.5 else 15
     parts, most = [], int(random.integers(1, 3))
     names = [str(random.choice(list(PACKED_BYTES))) for _ in range(most)]
-    depth = 256 * int(random.integers(1, 4)) if any("K" in name or "XS" in name for name in names) else 32 * int(
-        random.integers(1, 20))  # fmt: skip
+    depth = (
+        256 * int(random.integers(1, 4))
+        if any("K" in name or "XS" in name for name in names)
+        else 32 * int(random.integers(1, 20))
+    )
     for number, name in enumerate(names):
         outs = int(random.integers(1, 130))
         outs = outs // 16 * 16 or 16 if number + 1 < most or random.random() < 0.5 else outs
