@@ -75,9 +75,17 @@ def numbers_of(weights: LowRankWeights) -> list[int]:
         check("bias", weights.bias, FLOAT, groups, weights.out_features)
         bias = weights.bias.data_ptr()
     return [
-        weights.down.data_ptr(), weights.ranks.ctypes.data, bias, groups, weights.rank, depth, weights.out_features,
-        parts, *listed, *(0,) * (3 * (MOST_PARTS - parts)),
-    ]  # fmt: skip
+        weights.down.data_ptr(),
+        weights.ranks.ctypes.data,
+        bias,
+        groups,
+        weights.rank,
+        depth,
+        weights.out_features,
+        parts,
+        *listed,
+        *(0,) * (3 * (MOST_PARTS - parts)),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 import torch
 
+from troupellm.models.adapters.files import adapter_digest
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.worker.worker import LaunchedStep, ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.graph_report import GraphReport
-from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.messages.worker import AdapterSlot, NewRow, SamplingState, StepPlan, StepResult, WorkerReady
 
 BLOCK_SIZE = 16
 PREFILL_TOKENS = 2048
@@ -36,13 +37,28 @@ class BareWorker:
         self._rows: tuple[int, ...] = ()
         self._epochs: dict[int, int] = {}
         self._length = 0
+        self._slots: tuple[AdapterSlot, ...] = ()
         self._random = np.random.default_rng(0)
 
-    def fill(self, batch: int, context: int, steps: int, *, shared: int = 0) -> None:
+    def load_adapters(self, folders: Sequence[Path]) -> None:
+        """Put adapters into the slots from 1 on, with the next prompt.
+
+        Raises:
+            RuntimeError: one cannot be served.
+        """
+        for slot, folder in enumerate(folders, 1):
+            digest = adapter_digest(folder)
+            preparation = self._worker.prepare_adapter(digest, str(folder))
+            if preparation.outcome != "prepared":
+                raise RuntimeError(preparation.error)
+            self._slots += (AdapterSlot(slot, digest),)
+
+    def fill(self, batch: int, context: int, steps: int, *, shared: int = 0, adapters: int = 0) -> None:
         """Compute `batch` prompts of `context` random tokens, with room for `steps` more each.
 
         Args:
             shared: whole blocks of tokens before these, which all have in common and which are there once.
+            adapters: slots that rows have in turns; 0 is the model alone.
         """
         freed_rows, self._rows, self._length = self._rows, tuple(range(batch)), shared + context
         prefix = self._tokens(shared)
@@ -55,7 +71,13 @@ class BareWorker:
         at_once = max(1, PREFILL_TOKENS // context)
         for first in range(0, batch, at_once):
             rows = self._rows[first : first + at_once]
-            new = tuple(self._new_row(row, prefix + self._tokens(context), width, shared) for row in rows)
+            new = tuple(
+                msgspec.structs.replace(
+                    self._new_row(row, prefix + self._tokens(context), width, shared),
+                    adapter=1 + row % adapters if adapters else 0,
+                )
+                for row in rows
+            )
             self._run(rows, shared, context, new, freed_rows)
             freed_rows = ()
 
@@ -93,6 +115,7 @@ class BareWorker:
         self._step += 1
         self._epochs |= {row.row: row.epoch for row in new}
         epochs = tuple(self._epochs[row] for row in rows)
+        slots, self._slots = self._slots, ()
         return StepPlan(
             step=self._step,
             engine_epoch=0,
@@ -102,6 +125,7 @@ class BareWorker:
             counts=(count,) * len(rows),
             new_rows=new,
             freed_rows=freed_rows,
+            adapters=slots,
         )
 
     def decode(self, steps: int, around: Around = nullcontext) -> list[float]:

@@ -6,6 +6,20 @@ from troupellm.tests.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
+        "a group that was cleared keeps its rank",
+        "kernels/low_rank/weights.py",
+        "            self.ranks[group] = 0\n",
+        "",
+        "kernels/low_rank/test_low_rank.py",
+    ),
+    Mutant(
+        "a row goes by the group before its own",
+        "kernels/low_rank/weights.py",
+        "return GroupedRows(places, begins, HostRows(rows, of_rows[rows], tuple(runs)))",
+        "return GroupedRows(places, begins, HostRows(rows, np.maximum(of_rows[rows] - 1, 0), tuple(runs)))",
+        "kernels/low_rank/test_low_rank.py",
+    ),
+    Mutant(
         "the largest number of a row has no place in int8",
         "kernels/act_quant/reference.py",
         "LARGEST_INT8 = 127",

@@ -6,6 +6,41 @@ from troupellm.tests.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
+        "rslora divides by the rank",
+        "models/adapters/settings.py",
+        "alpha / math.sqrt(rank) if self.rslora else alpha / rank",
+        "alpha / rank",
+        "models/adapters/test_read_adapter.py",
+    ),
+    Mutant(
+        "an adapter with half of a module is accepted",
+        "models/adapters/adapter.py",
+        "for kind in sorted(wanted - entries.keys()):",
+        "for kind in sorted(wanted - entries.keys() - {SECOND_MATRIX, BIAS}):",
+        "models/adapters/test_read_adapter.py",
+    ),
+    Mutant(
+        "files that have changed since their digest was made are served",
+        "models/adapters/prepared.py",
+        "if found.digest != digest:",
+        "if not found.digest:",
+        "models/adapters/test_prepared.py",
+    ),
+    Mutant(
+        "the rows that are kept behind the last attention have the adapters of others",
+        "models/adapters/batch.py",
+        "(of_tokens, of_tokens[kept])",
+        "(of_tokens, of_tokens[: kept.size])",
+        "models/runner/test_adapters.py",
+    ),
+    Mutant(
+        "a row that has left still counts as one with an adapter",
+        "models/batch/row_table.py",
+        "self.adapted += (adapter > 0) - int(self.adapters[slot] > 0)",
+        "self.adapted += adapter > 0",
+        "models/batch/test_row_table.py",
+    ),
+    Mutant(
         "a mean vector without normalisation is a sum",
         "models/runner/pooler.py",
         "means.append(known.total / known.count)",
@@ -183,8 +218,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "drafts that do not pay are tried again at every new row",
         "models/speculation/draft_length.py",
-        "if not self.off or (new_row and self.off <= self._half):",
-        "if not self.off or new_row:",
+        "self.owed > (self._half if new_row else 0.0)",
+        "(self.owed > 0.0 and not new_row)",
         "models/speculation/test_on_off.py",
     ),
     Mutant(

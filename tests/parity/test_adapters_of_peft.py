@@ -5,18 +5,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+import troupellm
 from troupellm.models.adapters.adapter import read_adapter
 from troupellm.models.adapters.files import adapter_digest
 from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.protocol.messages.worker import AdapterSlot
 from troupellm.tests.support.adapters.peft_reference import NEW_TOKENS
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, SIZES, TOLERANCE, Driver, Pair, make_prompt
+from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, SIZES, Pair, write_tokenizer
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.environment.absence import absent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +54,13 @@ CONFIGS = {
         {name: CASES[name] for name in ("base", "two", "one_layer")},
     ),
 }
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    "chunks": {"max_num_batched_tokens": 16, "block_size": 4},
+    "few blocks": {"num_gpu_blocks_override": 24, "block_size": 4, "max_model_len": 64},
+}
+"""The last one preempts."""
 PROMPTS = [make_prompt(length, seed=length) for length in (5, 23)]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -92,6 +104,12 @@ class Saved:
                 return
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """One loop is enough here."""
+    return "asyncio", {"use_uvloop": True}
+
+
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return Saved(tmp_path_factory.mktemp(request.param), request.param)
@@ -123,3 +141,30 @@ def test_each_adapter_alone_gives_the_tokens_of_peft(saved: Saved) -> None:
         driver.submit(row, PROMPTS[1], 0 if name == "base" else 1 + saved.names.index(name))
         driver.generate(row, NEW_TOKENS)
         saved.check(name, 1, driver.answer(row))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("settings", list(ENGINES.values()), ids=list(ENGINES))
+async def test_the_engine_gives_the_tokens_of_peft_with_fewer_slots_than_adapters(
+    saved: Saved, settings: dict[str, Any]
+) -> None:
+    """All adapters and the base model at once, each prompt three times, so that prefixes are found in the cache."""
+    write_tokenizer(saved.folder / "base", saved.pair.config.vocab_size)
+    modules = [f"{name}={saved.folder / name}" for name in saved.names]
+    asked = [(name, number) for number in range(len(PROMPTS)) for name in saved.cases] * 3
+    answers: list[tuple[int, ...]] = [()] * len(asked)
+    options = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+    async with troupellm.Engine(
+        saved.folder / "base", enable_lora=True, lora_modules=modules, max_loras=2, num_threads=1, **settings
+    ) as engine:
+
+        async def one(index: int) -> None:
+            name, number = asked[index]
+            adapter = "" if name == "base" else name
+            answers[index] = (await engine.generate(PROMPTS[number], adapter=adapter, **options)).token_ids
+
+        async with anyio.create_task_group() as group:
+            for index in range(len(asked)):
+                group.start_soon(one, index)
+    for (name, number), answer in zip(asked, answers, strict=True):
+        saved.check(name, number, list(answer))

@@ -1,5 +1,6 @@
 """The worker's state of its rows between steps."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -69,3 +70,19 @@ def test_the_table_knows_whether_any_prompt_is_described(table: RowTable) -> Non
     assert table.wants_prompt_logprobs
     table.set_sampling(1, SamplingState())
     assert not table.wants_prompt_logprobs
+
+
+def test_the_table_counts_rows_with_adapters_through_epochs_and_ends(table: RowTable) -> None:
+    assert table.adapted == 0
+    table.add(msgspec.structs.replace(new_row(2, 0), adapter=3))
+    table.add(msgspec.structs.replace(new_row(0, 1), adapter=1))
+    assert table.adapted == 2
+    assert table.adapters[[table.slot(row) for row in range(3)]].tolist() == [1, 0, 3]
+    table.add(msgspec.structs.replace(new_row(2, 1), adapter=2))
+    assert table.adapted == 2
+    table.add(new_row(0, 2))
+    assert table.adapted == 1
+    table.drop(2)
+    assert table.adapted == 0
+    table.add(new_row(3, 0))
+    assert table.adapters[table.slot(3)] == 0

@@ -47,14 +47,27 @@ def token(worker: ModelWorker, slot: int, digest: str = "") -> int:
     """The first token of a fixed prompt with the adapter in a slot, which gets that content first if one is given."""
     prompt = array("i", range(40, 60))
     row = NewRow(
-        row=0, epoch=0, request_id="", token_ids=prompt.tobytes(), num_prompt_tokens=len(prompt),
-        sampling=SamplingState(temperature=0.0), blocks=((0, 1),), adapter=slot,
-    )  # fmt: skip
+        row=0,
+        epoch=0,
+        request_id="",
+        token_ids=prompt.tobytes(),
+        num_prompt_tokens=len(prompt),
+        sampling=SamplingState(temperature=0.0),
+        blocks=((0, 1),),
+        adapter=slot,
+    )
     changes = (AdapterSlot(slot, digest),) if digest else ()
     plan = StepPlan(
-        step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(20,), new_rows=(row,), freed_rows=(0,),
+        step=0,
+        engine_epoch=0,
+        rows=(0,),
+        epochs=(0,),
+        starts=(0,),
+        counts=(20,),
+        new_rows=(row,),
+        freed_rows=(0,),
         adapters=changes,
-    )  # fmt: skip
+    )
     return worker.collect(worker.launch(plan)).tokens[0]
 
 

@@ -13,10 +13,20 @@ from troupellm.models.adapters.sites import Part, Site, decoder_sites
 from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
 
 MODEL = DecoderConfig(
-    architecture="LlamaForCausalLM", vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2,
-    num_kv_heads=1, head_dim=8, rms_norm_eps=1e-6, max_position_embeddings=64, rope=RopeConfig(),
-    tie_word_embeddings=False, checkpoint_dtype="float32",
-)  # fmt: skip
+    architecture="LlamaForCausalLM",
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=64,
+    rope=RopeConfig(),
+    tie_word_embeddings=False,
+    checkpoint_dtype="float32",
+)
 WEIGHTS = "adapter_model.safetensors"
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
