@@ -160,9 +160,17 @@ class AdapterGate:
                 continue
             self._release(group)
 
-    def answer(self, loaded: AdapterLoaded) -> None:
-        """The worker has read an adapter, or cannot: then the requests that wait for it end."""
+    def answer(self, loaded: AdapterLoaded, *, of_lost: bool = False) -> None:
+        """The worker has read an adapter, or cannot: then the requests that wait for it end.
+
+        Args:
+            of_lost: a worker that was lost was asked, and it may be the present one, started over, that has read it.
+        """
         digest, preparation = loaded.digest, loaded.preparation
+        if of_lost:
+            if preparation.outcome == "prepared" and digest not in self._loaded and digest not in self._loading:
+                self._asks.append(DropAdapter(digest))
+            return
         self._wanted.pop(digest, None)
         self._loading.discard(digest)
         if preparation.outcome == "gone":  # asked again after a while, until there is a worker
@@ -180,12 +188,6 @@ class AdapterGate:
             if preparation.outcome == "late":
                 error = EngineStopped(preparation.error, code="server_is_overloaded")
             self._end_request(request, error)
-
-    def answer_of_lost(self, loaded: AdapterLoaded) -> None:
-        """A worker that was lost was asked, and it may be the present one, started over, that has read the adapter."""
-        digest = loaded.digest
-        if loaded.preparation.outcome == "prepared" and digest not in self._loaded and digest not in self._loading:
-            self._asks.append(DropAdapter(digest))
 
     def take_changes(self, step: int) -> tuple[AdapterSlot, ...]:
         """Slots that get another content with a plan."""

@@ -208,11 +208,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "a reader behind a front who reads again is forgotten": Mutation(
         "actors.engine.api_process_session", "            if not held:\n", "            if held:\n"
     ),
-    "a slot that sequences use gets another adapter": Mutation(
-        "actors.scheduler.adapter_slots",
-        "slot = min((other for other in self._slots if not other.rows)",
-        "slot = min((other for other in self._slots if not other.closed)",
-    ),
     "the worker hears of a slot's adapter only once": Mutation(
         "actors.scheduler.adapter_slots",
         "            slot.digest, slot.since, slot.closed = adapter.digest, self.now, False\n",
@@ -232,26 +227,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "if step <= last_returned and digest not in kept]",
         "if digest not in kept]",
     ),
-    "an adapter is dropped though the next plan copies it": Mutation(
-        "actors.scheduler.adapter_gate", "        kept.update(self.slots.changes.values())\n", ""
-    ),
     "what a lost worker has read counts": Mutation(
-        "actors.scheduler.core",
-        "if self.adapters is not None and loaded.engine_epoch == self.engine_epoch:",
-        "if self.adapters is not None:",
+        "actors.scheduler.adapter_gate", "        if of_lost:\n", "        if False:\n"
     ),
     "blocks of one adapter are found by another": Mutation(
         "actors.input.prepare",
         "cache_salt=asked.cache_salt, adapter=adapter, media=media",
         "cache_salt=asked.cache_salt, media=media",
-    ),
-    "adapters that wait are never looked at again": Mutation(
-        "actors.scheduler.adapter_gate",
-        "if not (self._dirty or slots.freed or now >= self._next_review):",
-        "if not self._dirty:",
-    ),
-    "an aborted request waits for its adapter all the same": Mutation(
-        "actors.adapters.actor", "                self._drop(request)\n", "                pass\n"
     ),
     "the message in hand is lost in a crash": Mutation(
         "actors.runtime.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"

@@ -1,6 +1,5 @@
 """Where adapters come from: folders below `lora_dir`, and resolvers that packages install."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,14 @@ class Finder:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with a resolver; gives the folder of its entry points."""
+    """A package with a resolver, under a name of this test's own; gives the folder of its entry points."""
     folder = write_tiny_adapter(tmp_path / "elsewhere", 1)
-    (tmp_path / "lora_finder.py").write_text(PLUG_IN.format(folder=str(folder)))
+    (tmp_path / f"{tmp_path.name}.py").write_text(PLUG_IN.format(folder=str(folder)))
     info = tmp_path / "lora_finder-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lora-finder\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\nfinder = lora_finder:Finder\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nfinder = {tmp_path.name}:Finder\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "lora_finder", raising=False)
     return info
 
 
@@ -49,6 +47,6 @@ async def test_an_installed_resolver_finds_the_adapter_of_a_name(installed: Path
 
 
 def test_a_resolver_that_cannot_be_loaded_is_named(installed: Path) -> None:
-    (installed / "entry_points.txt").write_text(f"[{GROUP}]\nlost = lora_finder:Lost\n")
+    (installed / "entry_points.txt").write_text(f"[{GROUP}]\nlost = {installed.parent.name}:Lost\n")
     with pytest.raises(ConfigError, match="the LoRA resolver lost cannot be loaded"):
         installed_resolvers()
