@@ -48,7 +48,7 @@ PLUGINS := plugins/tcp_peer plugins/xgrammar
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao peft simulate mutants check wheel clean
+.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao bitsandbytes peft simulate mutants check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -62,7 +62,7 @@ test: $(VENV)/.tested
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
-test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar torchao peft
+test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar torchao bitsandbytes peft
 	$(if $(ALLOW_ABSENT),,TROUPE_NEED_ALL=1 )$(BIN)/python -m pytest -q -rs $(SPREAD) $(ARGS)
 
 # The compiled code with AddressSanitizer and UBSan, built in a file of its own: the tests that call it, and 2,000 random
@@ -141,6 +141,11 @@ xgrammar: $(VENV)/.tested
 torchao: $(VENV)/.tested
 	@test -d $(VENV)/torchao || $(PIP) install -q --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchao torchao \
 		|| $(call without,torchao)
+
+# The same for its stored format.
+bitsandbytes: $(VENV)/.tested
+	@test -d $(VENV)/bitsandbytes || $(PIP) install -q --no-deps -c $(CONSTRAINTS) --target $(VENV)/bitsandbytes bitsandbytes \
+		|| $(call without,bitsandbytes)
 
 # The reference for adapters, in a folder of its own for the same reason.
 peft: $(VENV)/.tested

@@ -160,14 +160,14 @@ class AdapterGate:
                 continue
             self._release(group)
 
-    def answer(self, loaded: AdapterLoaded, *, of_lost: bool = False) -> None:
+    def answer(self, loaded: AdapterLoaded, *, lost: bool) -> None:
         """The worker has read an adapter, or cannot: then the requests that wait for it end.
 
         Args:
-            of_lost: a worker that was lost was asked, and it may be the present one, started over, that has read it.
+            lost: a worker that was lost was asked. It may be the present one, started over, that has read the adapter.
         """
         digest, preparation = loaded.digest, loaded.preparation
-        if of_lost:
+        if lost:
             if preparation.outcome == "prepared" and digest not in self._loaded and digest not in self._loading:
                 self._asks.append(DropAdapter(digest))
             return

@@ -70,7 +70,7 @@ class SchedulerCore:
             offload: of the tiers behind the device, where the worker has any.
             leases: of KV blocks that clients will come back for.
             kv_events: hears what can be found in the prefix cache; the driver flushes it.
-            lora: of adapters, which the driver has the worker read: `adapters.take_asks`, `adapter_loaded`.
+            lora: of adapters, which the driver has the worker read: `take_adapter_asks`, `adapter_loaded`.
             builds_guides: the driver has the worker build the programs of `take_builds`, and calls `guide_built`.
         """
         self.kv_events = kv_events
@@ -211,7 +211,7 @@ class SchedulerCore:
     def adapter_loaded(self, loaded: AdapterLoaded) -> None:
         """The worker has read an adapter, or cannot."""
         if self.adapters is not None:
-            self.adapters.answer(loaded, of_lost=loaded.engine_epoch != self.engine_epoch)
+            self.adapters.answer(loaded, lost=loaded.engine_epoch != self.engine_epoch)
 
     def go_on(self) -> None:
         """After a halt."""

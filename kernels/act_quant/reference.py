@@ -17,6 +17,15 @@ def quantize_activation_reference(x: Tensor, dtype: torch.dtype) -> tuple[Tensor
     return values.to(dtype), scale
 
 
+def rounded_groups(x: Tensor, top: int, size: int = 32) -> Tensor:
+    """Each `size` inputs of rows `x` [rows, inputs] as whole numbers up to `top` times one scale, s = max|x| / top; as
+    float32 [rows, inputs]. A group with a NaN is all NaN."""
+    groups = x.float().reshape(x.shape[0], -1, size)
+    scale = groups.abs().amax(dim=-1, keepdim=True) / top
+    rounded: Tensor = torch.round(groups / torch.where(scale > 0, scale, 1.0)) * scale
+    return rounded.view(x.shape)
+
+
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each row of `x` [rows, size] in eight bits: values int8 of -127 to 127, and scale float32 [rows]."""
     x = x.float()

@@ -1,6 +1,7 @@
 """Builds the library: one compiler process per source, all at the same time, then one link."""
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import logging
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +26,7 @@ FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi", "-fno-math-errno")
 SANITIZER_FLAGS = ("-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 """Further flags of the build that reports each access outside of memory and ends the process."""
-COMPILE_SECONDS = 120.0
+COMPILE_SECONDS = 240.0
 """Limit for all sources and the link together."""
 SANITIZED_SECONDS = 1200.0
 """The same for the build with sanitizers, which only tests use."""
@@ -60,9 +61,12 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
         try:
             built = target in broken or not _is_there(target)
             if built:
-                if _given_up(target):
-                    return None
-                _build(compiler, target)
+                with _alone(target):
+                    if _given_up(target):
+                        return None
+                    if target not in broken and _is_there(target):  # another process has built it meanwhile
+                        return target, False
+                    _build(compiler, target)
         except subprocess.TimeoutExpired:
             give_up(target)
             return None  # another folder makes it no faster
@@ -199,13 +203,26 @@ def _loaded(names: tuple[str, ...]) -> list[str]:
     return [file for file in files if Path(file).name.startswith(names)]
 
 
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """One process builds a library at a time, and the others wait for it: each would slow down all of them.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("wb") as lock:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _build(compiler: str, target: Path) -> None:
     """
     Raises:
         subprocess.TimeoutExpired: `COMPILE_SECONDS` were not enough.
         subprocess.CalledProcessError: the compiler refused.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + (SANITIZED_SECONDS if sanitized() else COMPILE_SECONDS)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         fresh, objects = Path(folder) / target.name, []

@@ -11,11 +11,12 @@
 namespace {
 
 // A model's parts beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times
-// `factor`; norm [hidden] before the head. Each of `num_views` views of the cache has a group and a window; window 0 is
+// `factor`: floats, or a weight in blocks; norm [hidden] before the head. Each of `num_views` views of the cache has a group and a window; window 0 is
 // none.
 struct Model {
     Layers layers;
     const float* embedding;
+    const BlockWeight* blocks;
     int64_t embedded;
     double factor;
     const float* norm;
@@ -79,7 +80,7 @@ struct Step {
     std::vector<View> views;
     Memory<float> residual{"residual"};
     Activations activations;
-    Quantized quantized;
+    RowMemory inputs;
 
     void prepare(const Model& model, const Table& table, const int64_t* slots, const int64_t* starts, int64_t count) {
         const int64_t kv_heads = model.layers.size.kv_heads, block_size = model.layers.size.block_size;
@@ -112,8 +113,13 @@ void embed(const Model& model, const Table& table, const int64_t* slots, const i
     const int64_t hidden = model.layers.hidden;
     const float factor = static_cast<float>(model.factor);
     team.each(count, [&](int64_t i) {
-        const float* const from = model.embedding + table.tokens[slots[i] * table.longest + starts[i]] * hidden;
-        for (int64_t c = 0; c < hidden; ++c) to[i * hidden + c] = factor == 1.0f ? from[c] : from[c] * factor;
+        const int64_t token = table.tokens[slots[i] * table.longest + starts[i]];
+        float* const row = to + i * hidden;
+        if (model.blocks)
+            unpack_block_row(*model.blocks, token, row);
+        else
+            std::memcpy(row, model.embedding + token * hidden, sizeof(float) * hidden);
+        for (int64_t c = 0; c < hidden && factor != 1.0f; ++c) row[c] *= factor;
     });
 }
 
@@ -140,8 +146,9 @@ extern "C" const Refusal* decode_step(const Model* model, const Table* table, co
     float* const residual = step.residual.data();
     Team team(threads);
     LayersPart layers(model->layers, count, {}, step.activations, team);
-    if (const int64_t row_bytes = model->head.row_bytes()) step.quantized.fit(count, row_bytes);
-    Part head(model->head, false, count, team, step.quantized);
+    const Product* const head_alone = &model->head;
+    step.inputs.fit(&head_alone, 1, count);
+    Part head(model->head, false, count, team, step.inputs);
     const Choosing choosing{logits, vocab, count, vocab, option_slots, options->streams, options->scales,
                             options->floors, step.positions.data(), options->codes, nullptr, 0, nullptr, 0,
                             tokens, peaks};

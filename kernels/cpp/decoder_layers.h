@@ -7,22 +7,42 @@
 #pragma once
 
 #include <deque>
+#include <vector>
 
 #include "layer_parts.h"
 #include "low_rank.h"
 
 namespace {
 
-// kind 0: weight is a FloatWeight, 1: an Int8Weight.
+// kind 0: weight is a FloatWeight, 1: an Int8Weight, 2: a BlockWeight.
 struct Product {
     int64_t kind;
     const void* weight;
 
     const FloatWeight& floats() const { return *static_cast<const FloatWeight*>(weight); }
     const Int8Weight& int8() const { return *static_cast<const Int8Weight*>(weight); }
-    int64_t outs() const { return kind == 0 ? floats().outs : int8().outs; }
-    // Bytes that a row of inputs takes in eight bits; 0 of a float weight.
-    int64_t row_bytes() const { return kind == 0 ? 0 : int8().padded; }
+    const BlockWeight& blocks() const { return *static_cast<const BlockWeight*>(weight); }
+    int64_t outs() const { return kind == 0 ? floats().outs : kind == 1 ? int8().outs : blocks().outs; }
+};
+
+// Rows of inputs in the form that products read.
+struct RowMemory {
+    Quantized quantized;
+    BlockInputs blocks;
+
+    // Room for the inputs of any of them.
+    void fit(const Product* const* products, int64_t count, int64_t rows) {
+        int64_t padded = 0, depth = 0, fine = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            if (products[i]->kind == 1) padded = std::max(padded, products[i]->int8().padded);
+            if (products[i]->kind == 2) {
+                depth = std::max(depth, products[i]->blocks().depth);
+                fine |= products[i]->blocks().fine;
+            }
+        }
+        if (padded) quantized.fit(rows, padded);
+        if (depth) blocks.fit(rows, depth, fine);
+    }
 };
 
 // A layer, in fields of 8 bytes each. The norms [hidden] or null; view and rotation are numbers of what a step is given;
@@ -62,34 +82,41 @@ struct Layers {
     int64_t positions;
 };
 
-// A product within a larger operation, with what its threads share: `memory` has room for its rows in eight bits.
+// A product within a larger operation, with what its threads share: `memory` has room for its rows.
 class Part {
 public:
-    Part(const Product& product, bool gated, int64_t rows, Team& team, Quantized& memory)
+    Part(const Product& product, bool gated, int64_t rows, Team& team, RowMemory& memory)
         : product_(product), memory_(memory), team_(team),
-          shares_(product.kind == 0 ? shares_of(product.floats(), gated, rows, team)
-                                    : shares_of(product.int8(), gated, rows, team)) {}
+          shares_(product.kind == 0   ? shares_of(product.floats(), gated, rows, team)
+                  : product.kind == 1 ? shares_of(product.int8(), gated, rows, team)
+                                      : shares_of(product.blocks(), gated, rows, team)) {}
 
     // Every thread calls it, and none goes on before all are done. False: the calling thread is to leave.
     bool run(const Inputs& x, const Output& out) {
+        bool stays = true;
         if (product_.kind == 0)
             float_part(product_.floats(), x, out, shares_);
-        else if (!int8_part(product_.int8(), x, out, memory_, shares_, team_))
-            return false;
-        return team_.meet();
+        else if (product_.kind == 1)
+            stays = int8_part(product_.int8(), x, out, memory_.quantized, shares_, team_);
+        else
+            stays = block_part(product_.blocks(), x, out, memory_.blocks, shares_, team_);
+        return stays && team_.meet();
     }
 
     bool run_gated(const Inputs& x, int64_t activation, const Output& out) {
+        bool stays = true;
         if (product_.kind == 0)
             float_gated_part(product_.floats(), x, activation, out, shares_);
-        else if (!int8_gated_part(product_.int8(), x, activation, out, memory_, shares_, team_))
-            return false;
-        return team_.meet();
+        else if (product_.kind == 1)
+            stays = int8_gated_part(product_.int8(), x, activation, out, memory_.quantized, shares_, team_);
+        else
+            stays = block_gated_part(product_.blocks(), x, activation, out, memory_.blocks, shares_, team_);
+        return stays && team_.meet();
     }
 
 private:
     const Product& product_;
-    Quantized& memory_;
+    RowMemory& memory_;
     Team& team_;
     Shares shares_;
 };
@@ -99,24 +126,26 @@ private:
 // with.
 struct Activations {
     Memory<float> wide{"wide"}, attended{"attended"}, kept{"kept"};
-    Quantized quantized;
+    RowMemory inputs;
+    std::vector<const Product*> products;
 
     // Room for all layers, each buffer as large as the largest layer needs it. A row may be kept twice, so that more are
     // kept than there are. apart: gate and up lie beside each other before they are one.
     void fit(const Layers& model, int64_t rows, int64_t num_kept, bool apart) {
-        int64_t most_outs = 0, width = 0, row_bytes = 0;
+        const int64_t most_rows = std::max(rows, num_kept);
+        int64_t most_outs = 0, width = 0;
+        products.clear();
         for (int64_t number = 0; number < model.count; ++number) {
             const Layer& layer = model.layers[number];
             most_outs = std::max({most_outs, layer.qkv.outs(), layer.gate_up.outs() / (apart ? 1 : 2)});
             width = std::max(width, layer.heads->heads * layer.heads->head_dim);
             for (const Product* product : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
-                row_bytes = std::max(row_bytes, product->row_bytes());
+                products.push_back(product);
         }
-        const int64_t most_rows = std::max(rows, num_kept);
+        inputs.fit(products.data(), static_cast<int64_t>(products.size()), most_rows);
         wide.grow(most_rows * most_outs);
         attended.grow(rows * width);
         kept.grow(num_kept * width);
-        if (row_bytes) quantized.fit(most_rows, row_bytes);
     }
 };
 
@@ -144,10 +173,10 @@ public:
         for (int64_t number = 0; number < model.count; ++number) {
             const Layer& layer = model.layers[number];
             const int64_t after = keeps(number) ? keep.count : rows;
-            parts_.emplace_back(layer.qkv, false, rows, team, memory.quantized);
-            parts_.emplace_back(layer.out, false, after, team, memory.quantized);
-            parts_.emplace_back(layer.gate_up, adapters == nullptr, after, team, memory.quantized);
-            parts_.emplace_back(layer.down, false, after, team, memory.quantized);
+            parts_.emplace_back(layer.qkv, false, rows, team, memory.inputs);
+            parts_.emplace_back(layer.out, false, after, team, memory.inputs);
+            parts_.emplace_back(layer.gate_up, adapters == nullptr, after, team, memory.inputs);
+            parts_.emplace_back(layer.down, false, after, team, memory.inputs);
         }
     }
 

@@ -132,22 +132,6 @@ inline void sums_of(const Quantized& x, int64_t begin, int64_t count, const Int8
                                  weight.padded / 4, to);
 }
 
-// Where a product goes.
-struct Into {
-    Output out;
-    int64_t outs;
-
-    // 16 outputs of a row, or those that are left.
-    void operator()(int64_t row, int64_t column, Floats value) const {
-        float* const to = out.data + row * out.stride + column;
-        if (outs - column >= kLanes) {
-            store(to, out.adds ? load(to) + out.factor * value : value);
-        } else {
-            for (int64_t i = 0; i < outs - column; ++i) to[i] = out.adds ? to[i] + out.factor * value[i] : value[i];
-        }
-    }
-};
-
 // Calls write(row, column, value) for 16 outputs at a time: of the product, or of activation(first half) * second half.
 template <bool gated, typename Write>
 bool product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quantized& memory, Shares& shares,
@@ -220,12 +204,16 @@ troupe::Shares troupe::shares_of(const Int8Weight& weight, bool gated, int64_t r
 
 bool troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory,
                        Shares& shares, Team& team) {
-    return product<false>(weight, x, 0, memory, shares, team, Into{out, weight.outs});
+    return product<false>(weight, x, 0, memory, shares, team, [&](int64_t row, int64_t column, Floats value) {
+        out.put(row, column, value, weight.outs);
+    });
 }
 
 bool troupe::int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
                              Quantized& memory, Shares& shares, Team& team) {
-    return product<true>(weight, x, activation, memory, shares, team, Into{out, weight.outs / 2});
+    return product<true>(weight, x, activation, memory, shares, team, [&](int64_t row, int64_t column, Floats value) {
+        out.put(row, column, value, weight.outs / 2);
+    });
 }
 
 // x [rows, depth] with its stride to values [rows, padded] and scales [rows], offset added to each value.

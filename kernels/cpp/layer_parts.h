@@ -60,12 +60,49 @@ struct Quantized {
     }
 };
 
+// A weight in the blocks of GGUF files: see block_types.h. One below the other, its parts have `units` units of 16
+// outputs from `first` on, each of a type of its own.
+struct BlockPart {
+    const uint8_t *codes, *scales;
+    int64_t type, first, units;
+};
+
+// `starts`: a bit for each of the offsets that some part has; `fine`: inputs have fifteen bits instead of eight. bias (or
+// null) of whole units.
+struct BlockWeight {
+    const BlockPart* parts;
+    int64_t num_parts, depth, outs, starts, fine;
+    const float* bias;
+};
+
+// to [depth] = a row of the weight.
+void unpack_block_row(const BlockWeight& weight, int64_t row, float* to);
+
+// Rows as block_linear.cpp reads them: see block_inputs.h.
+struct BlockInputs {
+    Memory<int8_t> values{"rows in groups"};
+    Memory<float> scales{"scales of groups"};
+    Memory<int32_t> starts{"starts of groups"};
+
+    void fit(int64_t rows, int64_t depth, int64_t fine);
+};
+
 // Where a product goes: written, or added `factor` times to what is there.
 struct Output {
     float* data;
     int64_t stride;
     bool adds;
     float factor;
+
+    // 16 outputs of a row, or those that are left of `outs`.
+    void put(int64_t row, int64_t column, Floats value, int64_t outs) const {
+        float* const to = data + row * stride + column;
+        if (outs - column >= kLanes) {
+            store(to, adds ? load(to) + factor * value : value);
+        } else {
+            for (int64_t i = 0; i < outs - column; ++i) to[i] = adds ? to[i] + factor * value[i] : value[i];
+        }
+    }
 };
 
 constexpr int64_t kFewRows = 64;  // up to here a product takes as long as the memory, beyond as long as the arithmetic
@@ -84,6 +121,7 @@ inline int64_t rounds_of(int64_t rows, int64_t threads) {
 // How outputs of a weight are dealt out in one product.
 Shares shares_of(const FloatWeight& weight, bool gated, int64_t rows, const Team& team);
 Shares shares_of(const Int8Weight& weight, bool gated, int64_t rows, const Team& team);
+Shares shares_of(const BlockWeight& weight, bool gated, int64_t rows, const Team& team);
 
 // The shares are for this one product. `gated` is activation(first half) * second half.
 void float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares);
@@ -98,6 +136,10 @@ bool int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Qua
                Team& team);
 bool int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
                      Quantized& memory, Shares& shares, Team& team);
+bool block_part(const BlockWeight& weight, const Inputs& x, const Output& out, BlockInputs& memory, Shares& shares,
+                Team& team);
+bool block_gated_part(const BlockWeight& weight, const Inputs& x, int64_t activation, const Output& out,
+                      BlockInputs& memory, Shares& shares, Team& team);
 
 // The attention of a layer, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
 struct Heads {

@@ -1,5 +1,5 @@
-"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; for few rows, or for any number where
-the products take any (`kernels.native`).
+"""All layers of a decoder in one compiled call, float32, int8 or GGUF weights on a CPU; for few rows, or for any number
+where the products take any (`kernels.native`).
 
 A small model's step is a few hundred microseconds of arithmetic in some thirty operations. The interpreter between them
 takes as long again, and synchronizing threads at each of them takes more. The operations are the compiled ones of

@@ -1,4 +1,4 @@
-"""A whole decoding step in one compiled call, float32 or int8 weights on a CPU: the counterpart of a CUDA graph.
+"""A whole decoding step in one compiled call, float32, int8 or GGUF weights on a CPU: the counterpart of a CUDA graph.
 
 In a small model's step, the Python code between compiled parts takes a quarter of the time: the weights of every step
 evict the interpreter's, torch's and numpy's code from the processor's caches. Here the caller passes the rows' slots in
@@ -20,6 +20,7 @@ from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import RefusedCall, check, check_array, require
 from troupellm.kernels.fused_decoder.layers import DecoderLayers, load as load_layers
 from troupellm.kernels.linear import PackedLinear
+from troupellm.kernels.quantized_linear.cpu_blocks import BlockProduct
 from troupellm.kernels.sampling.cpu import Columns, compiled as load_sampling
 
 MOST_LOGITS = 1 << 23
@@ -58,8 +59,8 @@ class RowMemory:
 class Ends:
     """The parts of a model before and after its layers."""
 
-    embedding: Tensor
-    """float32 [vocab, hidden], contiguous."""
+    embedding: Tensor | BlockProduct
+    """float32 [vocab, hidden], contiguous; or a weight in blocks."""
     factor: float
     """Factor on the embeddings."""
     norm: Tensor
@@ -94,7 +95,7 @@ class DecodeStep:
         assert ends.head.native is not None
         assert ends.head.native.part is not None
         self._function, self._vocab, self.most_rows = function, ends.head.out_features, most_rows
-        check("embedding", ends.embedding, torch.float32, ends.embedding.shape[0], layers.hidden)
+        embedding = _embedding_numbers(ends.embedding, layers.hidden)
         check("norm", ends.norm, torch.float32, layers.hidden)
         check("codes", codes, torch.int32, self._vocab)
         require(ends.head.in_features == layers.hidden, f"a head of {ends.head.in_features} inputs")
@@ -105,8 +106,8 @@ class DecodeStep:
         factors = np.array([ends.factor, ends.eps]).view(np.int64).tolist()
         cpp_layers = layers.cpp_layers(rotations, caches)
         self._model = np.array(
-            [*cpp_layers.numbers, ends.embedding.data_ptr(), ends.embedding.shape[0], factors[0], ends.norm.data_ptr(),
-             factors[1], *ends.head.native.part, len(views), groups.ctypes.data, windows.ctypes.data],
+            [*cpp_layers.numbers, *embedding, factors[0], ends.norm.data_ptr(), factors[1], *ends.head.native.part,
+             len(views), groups.ctypes.data, windows.ctypes.data],
             dtype=np.int64,
         )  # fmt: skip
         self._held = (layers, cpp_layers, rotations, caches, ends, groups, windows, codes)
@@ -199,9 +200,23 @@ def decode_step(
     if function is None or few is None or few.part is None:
         return None
     most = min(layers.most_rows, few.most_rows, MOST_LOGITS // ends.head.out_features)
-    if most < 1 or ends.embedding.dtype != torch.float32 or not ends.embedding.is_contiguous():
+    table = ends.embedding
+    if most < 1 or (isinstance(table, Tensor) and not (table.dtype == torch.float32 and table.is_contiguous())):
         return None
     return DecodeStep(function, layers, rotations, caches, ends, views, codes, most)
+
+
+def _embedding_numbers(embedding: Tensor | BlockProduct, hidden: int) -> tuple[int, int, int]:
+    """Addresses of its floats and of its blocks, of which one is 0, and the number of tokens.
+
+    Raises:
+        RefusedCall: it is of another type or width.
+    """
+    if isinstance(embedding, Tensor):
+        check("embedding", embedding, torch.float32, embedding.shape[0], hidden)
+        return embedding.data_ptr(), 0, embedding.shape[0]
+    require(embedding.in_features == hidden, f"embeddings of {embedding.in_features} numbers, not {hidden}")
+    return 0, embedding.part[1], embedding.out_features
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from troupellm.kernels import cpp
 from troupellm.kernels.common.huge_pages import prefer_huge_pages
 from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import check, require
-from troupellm.kernels.quantized_linear.base import QuantizedWeight
 from troupellm.kernels.quantized_linear.cpu_rows import CppRows, Functions
 from troupellm.kernels.quantized_linear.grouped import Int4Group, Int8WeightOnly
 from troupellm.kernels.quantized_linear.packed_weights import UNIT, PackedWeight, packed_weight
@@ -119,13 +118,10 @@ def in_units(rows: Tensor) -> Tensor:
     return functional.pad(rows, (0, 0, 0, missing)).view(-1, UNIT, rows.shape[1]).transpose(1, 2).contiguous()
 
 
-def packed_product(weight: QuantizedWeight, bias: Tensor | None) -> PackedProduct | None:
-    """The product with a float32 weight in codes; None where there is no compiled code, or it cannot be coded."""
+def packed_product(codes: PackedWeight, shape: tuple[int, int], bias: Tensor | None) -> PackedProduct | None:
+    """The product with a float32 weight in codes; None where there is no compiled code."""
     functions = load()
-    codes = None if functions is None else packed_weight(weight)
-    if functions is None or codes is None:
-        return None
-    return PackedProduct(functions, codes, weight.shape, bias)
+    return None if functions is None else PackedProduct(functions, codes, shape, bias)
 
 
 @functools.cache

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
-from troupellm.kernels.quantized_linear import cpu_int8, cpu_packed
+from troupellm.kernels.quantized_linear import cpu_blocks, cpu_int8, cpu_packed
 from troupellm.kernels.quantized_linear.base import QuantizedWeight
 from troupellm.kernels.quantized_linear.footprint import stays
+from troupellm.kernels.quantized_linear.gguf import GgufBlocks
 from troupellm.kernels.quantized_linear.gguf_mixture import GgufMixture
 from troupellm.kernels.quantized_linear.int8 import Int8Channel
+from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 
 
 class FewRows(Protocol):
@@ -70,8 +72,28 @@ class SideBySide:
 
 def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | None:
     """The fast path of a weight on its device; None is to dequantize it."""
-    if isinstance(weight, GgufMixture):
-        return _mixture_product(weight, bias)
+    if isinstance(weight, GgufBlocks | GgufMixture):
+        return _gguf_product(weight, bias)
+    return _one_product(weight, bias)
+
+
+def _gguf_product(weight: GgufBlocks | GgufMixture, bias: Tensor | None) -> FastProduct | None:
+    """All parts in one product where there is such a thing, else side by side; None if some part has no product."""
+    parts = weight.parts if isinstance(weight, GgufMixture) else (weight,)
+    if parts[0].data.device.type == "cpu" and weight.dtype == torch.float32:
+        found = cpu_blocks.block_product(parts, bias)
+        if found is not None:
+            return found
+    if isinstance(weight, GgufBlocks):
+        return _one_product(weight, bias)
+    sizes = [part.shape[0] for part in parts]
+    biases: Sequence[Tensor | None] = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
+    products = [fast_product(part, own) for part, own in zip(parts, biases, strict=True)]
+    known = [product for product in products if product is not None]
+    return SideBySide(known) if len(known) == len(products) else None
+
+
+def _one_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | None:
     device = weight.tensors()[0].device
     if not all(stays(outline, device, weight.dtype) for outline in weight.outlines):
         return None
@@ -81,13 +103,6 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
         return gpu_product(weight, bias, batch_invariant=batch_invariance())
     if isinstance(weight, Int8Channel):
         return cpu_int8.Int8Product(weight, bias)
-    return cpu_packed.packed_product(weight, bias)
-
-
-def _mixture_product(weight: GgufMixture, bias: Tensor | None) -> SideBySide | None:
-    """The product of a mixture; None if any of its parts has none."""
-    sizes = [part.shape[0] for part in weight.parts]
-    biases: Sequence[Tensor | None] = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
-    found = [fast_product(part, own) for part, own in zip(weight.parts, biases, strict=True)]
-    products = [product for product in found if product is not None]
-    return SideBySide(products) if len(products) == len(found) else None
+    if (codes := packed_weight(weight)) is None:
+        return None
+    return cpu_blocks.int4_product(codes, bias) or cpu_packed.packed_product(codes, weight.shape, bias)

@@ -10,11 +10,11 @@ from math import ceil
 import torch
 
 from troupellm.kernels.common.triton import by_kernels
-from troupellm.kernels.quantized_linear import cpu_packed
+from troupellm.kernels.quantized_linear import cpu_blocks, cpu_packed
 from troupellm.kernels.quantized_linear.outline import Code, Outline
 
 BYTES: dict[Code, float] = {
-    "int8": 1, "int4": 0.5, "table4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1,
+    "int8": 1, "int4": 0.5, "table4": 0.5, "float4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1,
     "mxfp8_e5m2": 1,
 }  # fmt: skip
 """Bytes of a number in its code; six-bit codes are stored in eight bits."""
@@ -52,6 +52,8 @@ def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, ex
     rows, columns = outline.rows, outline.columns
     if not stays(outline, device, dtype, experts=experts):
         return rows * columns * dtype.itemsize
+    if device.type == "cpu" and (in_units := outline.row_bytes or _int4_row_bytes(outline)):
+        return _rounded_up(rows, cpu_blocks.UNIT) * in_units
     per_row = outline.groups * SCALE * (1 + outline.offsets)
     if device.type == "cpu":
         rows = _rounded_up(rows, CPU_STEP)
@@ -61,6 +63,11 @@ def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, ex
         per_row = outline.groups * STACKED_SCALE.get(outline.code, SCALE)
     beside = torch.int64.itemsize * columns * outline.ordered + (CPU_TABLE if device.type == "cpu" else 0)
     return ceil(rows * columns * BYTES[outline.code]) + rows * per_row + beside
+
+
+def in_blocks(outline: Outline, device: torch.device, dtype: torch.dtype) -> bool:
+    """True if a CPU's products read the blocks of a GGUF file in their own size, and rows can be read out of them."""
+    return device.type == "cpu" and outline.row_bytes > 0 and _cpu_keeps(outline, dtype)
 
 
 def gpu_keeps(outline: Outline) -> bool:
@@ -89,7 +96,16 @@ def stack_keeps(outline: Outline) -> bool:
 def _cpu_keeps(outline: Outline, dtype: torch.dtype) -> bool:
     if _int8_inputs(outline):
         return True
-    return dtype == torch.float32 and outline.decodable and cpu_packed.load() is not None
+    compiled = cpu_blocks.load() if outline.row_bytes else cpu_packed.load()
+    return dtype == torch.float32 and outline.decodable and compiled is not None
+
+
+def _int4_row_bytes(outline: Outline) -> int:
+    """As `Outline.row_bytes`, of codes of four bits with a scale and a minimum in float32; 0 of all else."""
+    if outline.code != "int4" or outline.ordered or outline.group % cpu_blocks.GROUP:
+        return 0
+    block = cpu_blocks.GROUP if outline.group % cpu_blocks.INT4_BLOCK else cpu_blocks.INT4_BLOCK
+    return outline.columns // 2 + outline.columns // block * 2 * SCALE
 
 
 def _int8_inputs(outline: Outline) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,17 +17,26 @@ SLAB_WEIGHTS = 2**20
 """Unpacked together: what lies between packed blocks and the result takes little memory and stays in the caches."""
 
 
+InputBits = Literal[8, 15]
+FINE: Final[InputBits] = 15
+LARGEST: dict[InputBits, int] = {8: 127, 15: 16319}
+"""Whole numbers that inputs are rounded to, see `act_quant.reference.rounded_groups`: 16319 is 127 * 128 + 63."""
+
+
 class GgufBlocks(QuantizedWeight):
-    """Rows of blocks, each with its own scales; inputs keep their type.
+    """Rows of blocks, each with its own scales.
 
     Attributes:
         data: uint8 [out_features, bytes of a row].
         layout: one of `LAYOUTS`.
+        input_bits: to which compiled products on a CPU round inputs, in groups of 32; others keep their type.
     """
 
     kind = "gguf"
 
-    def __init__(self, data: Tensor, layout: str, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, data: Tensor, layout: str, *, dtype: torch.dtype = torch.float32, input_bits: InputBits = FINE
+    ) -> None:
         """
         Raises:
             ValueError: there is no such layout, or rows are not of whole blocks.
@@ -36,7 +45,7 @@ class GgufBlocks(QuantizedWeight):
         require(data.ndim == 2 and data.dtype == torch.uint8, "data must be uint8 [out, bytes]")
         block = LAYOUTS[layout]
         require(data.shape[1] % block.size == 0, f"rows must be multiples of {block.size} bytes")
-        self.data, self.layout = data.contiguous(), layout
+        self.data, self.layout, self.input_bits = data.contiguous(), layout, input_bits
         self.shape, self.dtype = (data.shape[0], data.shape[1] // block.size * block.weights), dtype
 
     @property
@@ -58,11 +67,14 @@ class GgufBlocks(QuantizedWeight):
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        require_same(parts, "layout")
-        return cls(torch.cat([part.data for part in parts]), parts[0].layout, dtype=parts[0].dtype)
+        require_same(parts, "layout", "input_bits")
+        return parts[0]._with(torch.cat([part.data for part in parts]))
 
     def rows(self, index: Tensor | slice) -> Self:
-        return type(self)(self.data[index], self.layout, dtype=self.dtype)
+        return self._with(self.data[index])
+
+    def _with(self, data: Tensor) -> Self:
+        return type(self)(data, self.layout, dtype=self.dtype, input_bits=self.input_bits)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.data,)
@@ -79,7 +91,7 @@ def mx_of(weight: GgufBlocks) -> Mx:
 def blocks_outline(layout: str, rows: int, columns: int) -> Outline:
     """Outline of a weight in such blocks, with the codes that products use."""
     code, group, offsets = _form(layout)
-    return Outline(code, rows, columns, group, offsets=offsets)
+    return Outline(code, rows, columns, group, offsets=offsets, row_bytes=columns * PACKED_BYTES.get(layout, 0) // 256)
 
 
 @functools.cache
@@ -118,3 +130,9 @@ LAYOUTS = {
     "IQ2_XS": Layout(256, 74, gguf_i_quants.iq2_xs), "IQ2_S": Layout(256, 82, gguf_i_quants.iq2_s),
     "IQ1_S": Layout(256, 50, gguf_i_quants.iq1_s), "IQ1_M": Layout(256, 56, gguf_i_quants.iq1_m),
 }  # fmt: skip
+PACKED_BYTES = {
+    "Q4_0": 144, "Q4_1": 160, "Q5_0": 176, "Q5_1": 192, "Q8_0": 272, "IQ4_NL": 144, "Q4_K": 148, "Q5_K": 180,
+    "Q6_K": 210, "IQ4_XS": 138,
+}  # fmt: skip
+"""Of 256 weights in the types that a CPU's products read in units of 16 rows (`cpu_blocks`): those of the file, or with
+scales of six bits in a byte each."""

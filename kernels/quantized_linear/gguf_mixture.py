@@ -27,7 +27,7 @@ class GgufMixture(QuantizedWeight):
         Raises:
             Unmergeable: the parts are of different inputs or types.
         """
-        require_same(parts)
+        require_same(parts, "input_bits")
         runs = [list(run) for _, run in groupby(parts, lambda part: part.layout)]
         self.parts = tuple(GgufBlocks.cat(run) for run in runs)
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Code = Literal["int8", "int4", "table4", "fp8", "fp8_e5m2", "mxfp4", "mxfp6", "mxfp8", "mxfp8_e5m2"]
-"""The form of one weight; fp8 and mxfp8 alone are e4m3, table4 is a place among 16 values that do not count up."""
+Code = Literal["int8", "int4", "table4", "float4", "fp8", "fp8_e5m2", "mxfp4", "mxfp6", "mxfp8", "mxfp8_e5m2"]
+"""The form of one weight; fp8 and mxfp8 alone are e4m3. table4 and float4 are places among 16 values that do not count
+up: small whole numbers, or any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Outline:
     """True if inputs may be in other groups than their neighbours."""
     eight_bit_inputs: bool = False
     """True if products may also convert their inputs to eight bits."""
+    row_bytes: int = 0
+    """Bytes of a row where a CPU's products read blocks of a GGUF file in about their own size; 0: by the code."""
 
     @property
     def groups(self) -> int:
@@ -30,7 +33,7 @@ class Outline:
 
     @property
     def decodable(self) -> bool:
-        """True if `packed_weights.packed_weight` can convert it: pairs of inputs share a scale, and the type is not
-        e5m2."""
+        """True if `packed_weights.packed_weight` can convert it: pairs of inputs share a scale, and the type is neither
+        e5m2 nor float4."""
         pairs = self.group > 0 and self.group % 2 == 0 and self.columns % self.group == 0
-        return pairs and not self.code.endswith("e5m2")
+        return pairs and not self.code.endswith("e5m2") and self.code != "float4"

@@ -17,6 +17,7 @@ from troupellm.kernels.quantized_linear.gguf import GgufBlocks
 from troupellm.kernels.quantized_linear.grouped import GroupedWeight, Int4Group
 from troupellm.kernels.quantized_linear.int8 import Int8Channel
 from troupellm.kernels.quantized_linear.mx import Mx, element_values, powers_of_two
+from troupellm.kernels.quantized_linear.table4 import Table4
 
 UNIT = 16
 """Outputs that lie side by side."""
@@ -63,6 +64,8 @@ def packed_weight(weight: QuantizedWeight) -> PackedWeight | None:
         found = PackedWeight(weight.values.view(torch.uint8), "fp8", weight.row_scale().contiguous())
     elif isinstance(weight, Mx):
         found = _mx(weight)
+    elif isinstance(weight, Table4):
+        found = PackedWeight(weight.codes, "table", weight.scale / 2, table=weight.doubled)
     elif isinstance(weight, GgufBlocks):
         found = _gguf(weight)
     numbers = found is None or found.kind != "fp8" or not bool(((found.codes & 0x7F) == 0x7F).any())

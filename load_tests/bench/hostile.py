@@ -1,7 +1,8 @@
 """`bench hostile`: one key floods a real server, and the figures say how long the other keys wait.
 
 schemas: many clients send large new schemas at once. A running stream must go on, and a small new schema of another key
-must be answered. lists: one key sends lists of many prompts. chats: one key sends many short chats.
+must be answered. lists: one key sends lists of many prompts. chats: one key sends many short chats. bodies: one key
+sends more bytes at once than the server has room for. Each client must get its answer.
 """
 
 import argparse
@@ -24,6 +25,8 @@ SMALL_BAR = 1.0
 """Seconds to the answer of another key's new small schema."""
 LIST_BAR = 2.5
 """Times the p95 of first tokens beside one request with as many sequences."""
+BODY_BAR = 60.0
+"""Seconds to the last answer: bodies wait for room during the server's body timeout."""
 ANSWER_TOKENS = 16
 SMALL_AFTER = 0.3
 """Seconds after the large schemas."""
@@ -89,6 +92,8 @@ async def _measure(args: argparse.Namespace) -> list[Figure]:
                 figures += await _lists(traffic, args.prompts, args.rounds)
             if "chats" in args.parts:
                 figures += await _chats(traffic, args.rounds)
+            if "bodies" in args.parts:
+                figures.append(await _bodies(traffic, args.bodies, args.body_bytes))
             if server.workers()[:1] != before:
                 raise RuntimeError("the worker was replaced:\n" + "\n".join(server.log))
             await server.end()
@@ -201,6 +206,20 @@ async def _chats(traffic: Traffic, rounds: int) -> list[Figure]:
             failed=failed,
         )
     ]
+
+
+async def _bodies(traffic: Traffic, clients: int, num_bytes: int) -> Figure:
+    request = traffic.large_request("loud", num_bytes)
+    begin = time.perf_counter()
+    statuses = await asyncio.gather(*[traffic.send_then_read(request) for _ in range(clients)])
+    lost = statuses.count(0)
+    return Figure(
+        flood=f"{clients} bodies of {num_bytes / 2**20:.3g} MiB",
+        wait="last answer",
+        seconds=time.perf_counter() - begin,
+        bar=BODY_BAR,
+        failed=f"{lost} clients lost their answer" if lost else "",
+    )
 
 
 def table(figures: list[Figure]) -> str:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from troupellm.load_tests.contestants.workload import turns
 from troupellm.load_tests.peers import table
-from troupellm.load_tests.peers.cells import Cell, Comparison, Measured, compare, judge
-from troupellm.load_tests.peers.checkpoints import model_for
+from troupellm.load_tests.peers.cells import OURS, Cell, Comparison, Measured, compare, judge
+from troupellm.load_tests.peers.checkpoints import Start, model_for
 from troupellm.load_tests.peers.environments import SIDES, environment_of, link_package, processor, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.random_model import SHAPES
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         work = Path(args.work_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="troupe-offline-")))
         work.mkdir(parents=True, exist_ok=True)
         work = work.absolute()
-        bench = Bench(args, work, threads)
+        bench = Bench(args, work, threads, RandomModels(work))
         print(f"{processor()}, {threads} threads; prompts of {args.input_len}, answers of {args.output_len} tokens")
         for config in args.configs:
             for precision in args.precisions:
@@ -53,11 +53,44 @@ def run(args: argparse.Namespace) -> int:
     return 1 if bench.failures else 0
 
 
+class Models(Protocol):
+    """The models of a benchmark."""
+
+    def path(self, contestant: str, precision: str, config: str, start: Start) -> Path:
+        """The model in the form that a contestant reads.
+
+        Raises:
+            ContestantError: it cannot be made.
+        """
+
+    def vocab_size(self, config: str) -> int:
+        """From how many token ids prompts are drawn."""
+
+
+class RandomModels:
+    """Of random weights, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, contestant: str, precision: str, config: str, start: Start) -> Path:
+        """As `Models.path`."""
+        return model_for(contestant, precision, config, self._folder, start)
+
+    def vocab_size(self, config: str) -> int:
+        """As `Models.vocab_size`."""
+        return SHAPES[config].vocab_size
+
+
 class Bench:
     """The measurements so far."""
 
-    def __init__(self, args: argparse.Namespace, work: Path, threads: int) -> None:
-        self._args, self._work, self._threads = args, work, threads
+    def __init__(self, args: argparse.Namespace, work: Path, threads: int, models: Models, **own: Any) -> None:
+        """
+        Args:
+            own: further settings of our side.
+        """
+        self._args, self._work, self._threads, self._models, self._own = args, work, threads, models, own
         self._link = link_package(work / "import")
         self.comparisons: list[Comparison] = []
         self.versions: dict[str, dict[str, str]] = {}
@@ -97,7 +130,7 @@ class Bench:
         """A contestant that has loaded its model, and is stopped; None where it cannot, which is noted."""
         contestant = None
         try:
-            model = model_for(name, precision, config, self._work, self._start)
+            model = self._models.path(name, precision, config, self._start)
             contestant = self._start(name)
             contestant.make(
                 MAKE_SECONDS,
@@ -107,6 +140,7 @@ class Bench:
                 sequences=max(cell.sequences for cell in cells),
                 length=max(cell.room for cell in cells),
                 tokens=max(cell.sequences * cell.room for cell in cells),
+                **(self._own if name == OURS else {}),
             )
         except ContestantError as error:
             self.failures.append(f"{config} {precision}: {error}")
@@ -124,7 +158,7 @@ class Bench:
     def _measure(self, cell: Cell, config: str, contestants: dict[str, Contestant]) -> dict[str, Measured]:
         """Round 0 warms up and is short; then everybody has its turn in each, beginning with another one each time."""
         measured: dict[str, Measured] = {}
-        prompts_of = partial(cell.prompts, SHAPES[config].vocab_size)
+        prompts_of = partial(cell.prompts, self._models.vocab_size(config))
         for number in range(self._args.rounds + 1):
             prompts = prompts_of(f"{self._args.seed} {number}")
             output_len = cell.output_len if number else min(cell.output_len, WARM_UP_TOKENS)

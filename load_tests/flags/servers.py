@@ -4,7 +4,7 @@ import argparse
 
 from troupellm.load_tests.flags.values import count, finite, natural, not_negative
 
-HOSTILE_PARTS = ("schemas", "lists", "chats")
+HOSTILE_PARTS = ("schemas", "lists", "chats", "bodies")
 RECOVERY_SIDES = ("spare", "no-spare")
 
 
@@ -16,6 +16,8 @@ def hostile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=count, nargs="+", default=[12, 24], help="clients that send a schema each")
     parser.add_argument("--schema-bytes", type=count, default=188_000, help="size of each of their schemas")
     parser.add_argument("--prompts", type=count, default=128, help="prompts of one list")
+    parser.add_argument("--bodies", type=count, default=150, help="clients that send a large body each")
+    parser.add_argument("--body-bytes", type=count, default=7 * 2**20, help="size of each of their bodies")
     parser.add_argument("--rounds", type=count, default=20, help="short requests of the other key beside each flood")
     parser.add_argument("--serve-arg", action="append", default=[], metavar="FLAG", help="for the server")
     parser.add_argument("--result-json", metavar="FILE")

@@ -23,13 +23,13 @@ def model_for(contestant: str, precision: str, preset: str, folder: Path, start:
     Raises:
         ContestantError: the contestant's own converter failed.
     """
-    source = _written(folder / preset / PLAIN, lambda target: write_random_model(target, SHAPES[preset]))
+    source = plain_model(preset, folder)
     if contestant == "vllm" and precision == "int8":
-        return _written(folder / preset / "compressed-int8", lambda target: write_compressed(source, target))
+        return written(folder / preset / "compressed-int8", lambda target: write_compressed(source, target))
     if contestant in ("llama", "openvino"):
         name = {"llama": "gguf", "openvino": "ir"}[contestant]
         place = GGUF if contestant == "llama" else ""
-        made = _written(
+        made = written(
             folder / preset / f"{name}-{precision}",
             lambda target: _convert(start(contestant), source, target / place, precision),
         )
@@ -37,7 +37,12 @@ def model_for(contestant: str, precision: str, preset: str, folder: Path, start:
     return source
 
 
-def _written(target: Path, write: Callable[[Path], object]) -> Path:
+def plain_model(preset: str, folder: Path) -> Path:
+    """The checkpoint of `preset` as a Hugging Face folder, written if it is not there yet."""
+    return written(folder / preset / PLAIN, lambda target: write_random_model(target, SHAPES[preset]))
+
+
+def written(target: Path, write: Callable[[Path], object]) -> Path:
     """A folder that is whole if it is there at all."""
     if not target.exists():
         partial = target.with_name(target.name + ".partial")

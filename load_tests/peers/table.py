@@ -9,7 +9,7 @@ WIDTH = 13
 
 def heading(contestants: Sequence[str]) -> str:
     names = "".join(f"{name:>{WIDTH}}" for name in contestants)
-    return f"{'config':<12}{'':<6}{'cell':<10}{names}{'best peer':>{WIDTH}}{'ratio':>8}"
+    return f"{'config':<12}{'':<8}{'cell':<10}{names}{'best peer':>{WIDTH}}{'ratio':>8}"
 
 
 def line(comparison: Comparison, contestants: Sequence[str]) -> str:
@@ -20,7 +20,7 @@ def line(comparison: Comparison, contestants: Sequence[str]) -> str:
     best = comparison.best
     ratio = comparison.ratio(best)
     end = f"{best or '-':>{WIDTH}}" + (f"{ratio:>7.2f}x" if ratio is not None else f"{'-':>8}")
-    return f"{comparison.config:<12}{comparison.precision:<6}{comparison.cell.name:<10}{rates}{end}" + _differing(
+    return f"{comparison.config:<12}{comparison.precision:<8}{comparison.cell.name:<10}{rates}{end}" + _differing(
         comparison
     )
 
@@ -45,7 +45,7 @@ def means(comparisons: Sequence[Comparison], contestants: Sequence[str]) -> str:
             if ratios:
                 parts.append(f"{name or 'best of each cell'} {geometric_mean(ratios):.2f}x")
         if parts:
-            lines.append(f"{group[0]:<12}{group[1]:<6}geometric mean against " + ", ".join(parts))
+            lines.append(f"{group[0]:<12}{group[1]:<8}geometric mean against " + ", ".join(parts))
     return "\n".join(lines)
 
 

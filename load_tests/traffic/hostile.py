@@ -2,14 +2,18 @@
 
 import asyncio
 import random
+import socket
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from troupellm.load_tests.client.client import Target, exchange
+from troupellm.load_tests.client.http1 import request_bytes
 from troupellm.load_tests.client.records import RequestRecord, SampleRequest
 from troupellm.load_tests.traffic.own_server import OwnServer
 
@@ -19,6 +23,7 @@ STREAM_TOKENS = 1_500
 WARM_CHUNKS = 50
 """Of the stream, before anything is measured."""
 PAUSE = 0.02
+STATUS_LINE = len("HTTP/1.1 200")
 
 
 def key_file() -> str:
@@ -48,6 +53,30 @@ class Traffic:
         )
         await exchange(target, SampleRequest(prompt=prompt, output_len=tokens), record)
         return record
+
+    def large_request(self, key: str, num_bytes: int) -> bytes:
+        """A completions request with a body of that size."""
+        body = msgspec.json.encode({"model": self._model, "prompt": "", "max_tokens": 1})
+        body = body.replace(b'""', b'"' + b"x" * (num_bytes - len(body)) + b'"')
+        headers = {"content-type": "application/json", "authorization": f"Bearer {KEYS[key]}"}
+        return request_bytes("POST", self._url.netloc, "/v1/completions", headers, body)
+
+    async def send_then_read(self, request: bytes) -> int:
+        """Send all of a request before reading, as most client libraries do.
+
+        Returns:
+            The status; 0 if the answer was lost.
+        """
+        loop = asyncio.get_running_loop()
+        seen = b""
+        with socket.socket() as client, suppress(ConnectionError):
+            client.setblocking(False)
+            await loop.sock_connect(client, (self._url.hostname, self._url.port))
+            with suppress(ConnectionError):
+                await loop.sock_sendall(client, request)
+            while len(seen) < STATUS_LINE and (data := await loop.sock_recv(client, STATUS_LINE)):
+                seen += data
+        return int(seen[-3:]) if len(seen) >= STATUS_LINE else 0
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[None]:

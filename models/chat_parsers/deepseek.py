@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from troupellm.models.chat_parsers.syntax import CallSyntax, Thinking, Written
+from troupellm.models.chat_parsers.syntax import CallSyntax, OwnCall, Thinking, Written
 
 _SECTION: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
@@ -38,6 +38,14 @@ def _dsml(mark: str, space: str = "") -> tuple[str, str]:
     return call, parameter
 
 
+def _own_dsml(lead: str) -> OwnCall:
+    return OwnCall(
+        call=f'<{lead}invoke name="{{name}}">{{arguments}}\n</{lead}invoke>\n',
+        argument=f'\n<{lead}parameter name="{{key}}" string="{{type}}">{{value}}</{lead}parameter>',
+        types="flag",
+    )
+
+
 _DSML: Final = _dsml("｜DSML｜")
 _GCML: Final = _dsml("｜GCML｜")
 _SPACED: Final = _dsml("｜DSML｜", "\u2423")
@@ -45,8 +53,12 @@ _SPACED: Final = _dsml("｜DSML｜", "\u2423")
 DEEPSEEK_V32: Final = CallSyntax(
     forms=("<｜DSML｜function_calls>{json}</｜DSML｜function_calls>", f"<｜DSML｜function_calls> {_DSML[0]}", _DSML[0]),
     parameter=_DSML[1],
-    # A grammar cannot enforce a schema's rules for texts without quotes.
-    written=Written(before="<｜DSML｜function_calls>", call="{json}", between="\n", after="</｜DSML｜function_calls>"),
+    written=Written(
+        before="<｜DSML｜function_calls>\n",
+        call="{json}\n",
+        own=(_own_dsml("｜DSML｜"),),
+        after="</｜DSML｜function_calls>",
+    ),
 )
 
 DEEPSEEK_V4: Final = CallSyntax(
@@ -63,7 +75,12 @@ DEEPSEEK_V4: Final = CallSyntax(
     ),
     parameter=_DSML[1],
     parameters=(_GCML[1],),
-    written=Written(before="<｜DSML｜tool_calls>", call="{json}", between="\n", after="</｜DSML｜tool_calls>"),
+    written=Written(
+        before="<｜DSML｜tool_calls>\n",
+        call="{json}\n",
+        own=(_own_dsml("｜DSML｜"),),
+        after="</｜DSML｜tool_calls>",
+    ),
 )
 
 DEEPSEEK_V41: Final = CallSyntax(
@@ -73,5 +90,10 @@ DEEPSEEK_V41: Final = CallSyntax(
         _SPACED[0],
     ),
     parameter=_SPACED[1],
-    written=Written(before="<｜DSML｜ calls>", call="{json}", between="\n", after="</｜DSML｜ calls>"),
+    written=Written(
+        before="<｜DSML｜ calls>\n",
+        call="{json}\n",
+        own=(_own_dsml("｜DSML｜ "),),
+        after="</｜DSML｜ calls>",
+    ),
 )

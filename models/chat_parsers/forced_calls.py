@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, ChatSyntax, Written
+from troupellm.models.chat_parsers.forced_arguments import MOST_TAGS, number_of_tags, own_arguments
+from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, ChatSyntax, OwnCall, Written
 from troupellm.models.structured_outputs.schema_normalise import without_unique_items
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.guide import EarlyEnd, GuideSpec
@@ -51,9 +52,7 @@ def calls_guide(
     else:
         written, syntax = _written(chat_syntax)
         free = {_name(tool): not use.required and _name(tool) not in use.strict for tool in use.tools}
-        tags = [
-            _tag(written, syntax, tool, free=free[_name(tool)], strict=_name(tool) in use.strict) for tool in use.tools
-        ]
+        written, tags = _tags(written, syntax, use, free)
         write = _required if use.required else _optional
         found = write(written, tags, parallel=use.parallel)
         if found is None:
@@ -82,7 +81,8 @@ def calls_or(chat_syntax: ChatSyntax, use: ToolUse, guide: GuideSpec) -> GuideSp
         return guide
     plain = _format_of(guide) or _inner_format(guide)
     written, syntax = _written(chat_syntax)
-    tags = [_tag(written, syntax, tool, free=_name(tool) not in use.strict, strict=True) for tool in use.tools]
+    free = {_name(tool): _name(tool) not in use.strict for tool in use.tools}
+    written, tags = _tags(written, syntax, use, free)
     either = {"type": "or", "elements": [_required(written, tags, parallel=use.parallel), plain]}
     return msgspec.structs.replace(guide, kind="structural_tag", source=_source(either))
 
@@ -203,16 +203,49 @@ def _optional(written: Written, tags: list[Format], *, parallel: bool) -> Format
     if written.call == "{json}":
         text: Format = {"type": "regex", "pattern": _NO_OBJECT}
         return {"type": "or", "elements": [_required(written, tags, parallel=parallel), text]}
-    first = tags[0]["begin"]
-    shared = next((length for length in range(len(first), 0, -1) if _all_begin(tags, first[:length])), 0)
-    trigger = first[:shared].partition("\n")[0].partition('{"')[0].rstrip()
+    trigger = written.call.partition("{")[0].partition("\n")[0].rstrip()
     if not trigger or trigger[0] not in "<[":
         return None
     return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
 
 
-def _all_begin(tags: list[Format], text: str) -> bool:
-    return all(tag["begin"].startswith(text) for tag in tags)
+def _tags(
+    written: Written, syntax: CallSyntax | None, use: ToolUse, free: Mapping[str, bool]
+) -> tuple[Written, list[Format]]:
+    """Each function's call, in the family's own form where that can hold its schema, and the texts around the calls.
+
+    Args:
+        free: by name; the arguments may be any object.
+    """
+    schemas = {_name(tool): tool["function"]["parameters"] for tool in use.tools}
+    own = {name: _own_tags(written, name, schema) for name, schema in schemas.items() if not free[name]}
+    if sum(number_of_tags(tag) for tags in own.values() for tag in tags) > MOST_TAGS:
+        own = {}
+    around = written.own[0].around if written.own else None
+    if around is not None:
+        if all(own.get(name) for name in schemas):
+            before, between, after = around
+            written = Written(call=written.own[0].call, before=before, between=between, after=after)
+        else:
+            own = {}
+    tags = list[Format]()
+    for tool in use.tools:
+        name = _name(tool)
+        tags += own.get(name) or [_tag(written, syntax, tool, free=free[name], strict=name in use.strict)]
+    return written, tags
+
+
+def _own_tags(written: Written, name: str, schema: Mapping[str, Any]) -> list[Format]:
+    """A function's call in the versions of the family's own form; none where the schema asks for more."""
+    return [_own_tag(own, name, arguments) for own in written.own for arguments in own_arguments(own, schema)]
+
+
+def _own_tag(own: OwnCall, name: str, arguments: list[Format]) -> Format:
+    """The arguments between two fixed texts, or only these."""
+    before, _, after = own.call.replace("{name}", name).partition("{arguments}")
+    if not arguments:
+        return {"type": "tag", "begin": before, "content": {"type": "const_string", "value": after}, "end": ""}
+    return {"type": "tag", "begin": before, "content": _sequence(arguments), "end": after}
 
 
 def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool, strict: bool) -> Format:

@@ -3,7 +3,7 @@ GigaChat, Apertus, OLMo 3, PLaMo 3, Inkling, Gemma."""
 
 from typing import Final
 
-from troupellm.models.chat_parsers.syntax import CallSyntax, Thinking, Written
+from troupellm.models.chat_parsers.syntax import CallSyntax, OwnCall, Thinking, Written
 
 COHERE: Final = CallSyntax(
     forms=("<|START_ACTION|>\n{json}\n<|END_ACTION|>",),
@@ -58,7 +58,19 @@ APERTUS_THINK: Final = Thinking(opens=("<|inner_prefix|>",), closes=("<|inner_su
 
 OLMO3: Final = CallSyntax(
     forms=("<function_calls>\n{lines}\n</function_calls>", "<function_calls>\n{json}\n</function_calls>"),
-    written=Written(call="<function_calls>\n{json}\n</function_calls>", between="\n"),
+    written=Written(
+        call="<function_calls>\n{json}\n</function_calls>",
+        own=(
+            OwnCall(
+                call="{name}({arguments})",
+                argument="{key}={value}",
+                between=", ",
+                values="json",
+                around=("<function_calls>", "\n", "</function_calls>"),
+            ),
+        ),
+        between="\n",
+    ),
 )
 
 
@@ -100,7 +112,17 @@ INKLING_THINK: Final = Thinking(
 GEMMA4: Final = CallSyntax(
     forms=("<|tool_call>{json}<tool_call|>", "<|tool_call> call:{name}{pairs}<tool_call|>"),
     quote='<|"|>',
-    written=Written(call="<|tool_call>{json}<tool_call|>"),
+    written=Written(
+        call="<|tool_call>{json}<tool_call|>",
+        own=(
+            OwnCall(
+                call="<|tool_call>call:{name}{{arguments}}<tool_call|>",
+                argument="{key}:{value}",
+                between=",",
+                quote='<|"|>',
+            ),
+        ),
+    ),
 )
 GEMMA4_THINK: Final = Thinking(opens=("<|channel>thought",), closes=("<channel|>",), default_on=False)
 
@@ -110,5 +132,15 @@ FUNCTIONGEMMA: Final = CallSyntax(
         "<start_function_call> call:{name}{pairs}<end_function_call>",
     ),
     quote="<escape>",
-    written=Written(call="<start_function_call>{json}<end_function_call>"),
+    written=Written(
+        call="<start_function_call>{json}<end_function_call>",
+        own=(
+            OwnCall(
+                call="<start_function_call>call:{name}{{arguments}}<end_function_call>",
+                argument="{key}:{value}",
+                between=",",
+                quote="<escape>",
+            ),
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from troupellm.models.chat_parsers.syntax import CallSyntax, Written
+from troupellm.models.chat_parsers.syntax import CallSyntax, OwnCall, Written
 
 LLAMA_JSON: Final = CallSyntax(
     forms=("<|python_tag|>{json}",),
@@ -12,14 +12,29 @@ LLAMA_JSON: Final = CallSyntax(
     written=Written(call="{json}", between="; "),
 )
 
-# A grammar has no schema for Python's values; the parser reads JSON too where nothing else was written.
+
+def _in_python(begin: str, end: str) -> OwnCall:
+    return OwnCall(
+        call="{name}({arguments})",
+        argument="{key}={value}",
+        between=", ",
+        values="python",
+        around=(f"{begin}[", ", ", f"]{end}"),
+    )
+
+
 PYTHONIC: Final = CallSyntax(
     forms=("<|python_start|>{python}<|python_end|>", "<|python_start|>{json}<|python_end|>"),
     bare="{python}",
-    written=Written(call="<|python_start|>{json}<|python_end|>"),
+    written=Written(
+        call="<|python_start|>{json}<|python_end|>", own=(_in_python("<|python_start|>", "<|python_end|>"),)
+    ),
 )
 
 LFM2: Final = CallSyntax(
     forms=("<|tool_call_start|>{python}<|tool_call_end|>", "<|tool_call_start|>{json}<|tool_call_end|>"),
-    written=Written(call="<|tool_call_start|>{json}<|tool_call_end|>"),
+    written=Written(
+        call="<|tool_call_start|>{json}<|tool_call_end|>",
+        own=(_in_python("<|tool_call_start|>", "<|tool_call_end|>"),),
+    ),
 )

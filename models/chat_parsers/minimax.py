@@ -2,10 +2,13 @@
 
 from typing import Final
 
-from troupellm.models.chat_parsers.syntax import CallSyntax, Thinking, Written
+from troupellm.models.chat_parsers.syntax import CallSyntax, OwnCall, Thinking, Written
 
 INVOKE: Final = "<invoke name={name}> {parameters} </invoke>"
 PARAMETER: Final = "<parameter name={key}>{value}</parameter>"
+OWN_INVOKE: Final = OwnCall(
+    call='<invoke name="{name}">{arguments}\n</invoke>\n', argument='\n<parameter name="{key}">{value}</parameter>'
+)
 _M3: Final = "]<]minimax[>["
 _M3_INVOKE: Final = f"{_M3}<invoke name={{name}}> {{elements}} {_M3}</invoke>"
 
@@ -16,8 +19,12 @@ MINIMAX_M2: Final = CallSyntax(
         INVOKE,
     ),
     parameter=PARAMETER,
-    # A grammar cannot enforce a schema's rules for texts without quotes.
-    written=Written(before="<minimax:tool_call>", call="{json}", between="\n", after="</minimax:tool_call>"),
+    written=Written(
+        before="<minimax:tool_call>\n",
+        call="{json}\n",
+        own=(OWN_INVOKE,),
+        after="</minimax:tool_call>",
+    ),
 )
 
 MINIMAX_M3: Final = CallSyntax(
@@ -27,7 +34,18 @@ MINIMAX_M3: Final = CallSyntax(
         _M3_INVOKE,
     ),
     prefix=_M3,
-    written=Written(before=f"{_M3}<tool_call>", call="{json}", between="\n", after=f"{_M3}</tool_call>"),
+    written=Written(
+        before=f"{_M3}<tool_call>\n",
+        call="{json}\n",
+        own=(
+            OwnCall(
+                call=f'{_M3}<invoke name="{{name}}">{{arguments}}{_M3}</invoke>\n',
+                argument=f"{_M3}<{{key}}>{{value}}{_M3}</{{key}}>",
+                nested=True,
+            ),
+        ),
+        after=f"{_M3}</tool_call>",
+    ),
 )
 
 MINIMAX_M2_THINK: Final = Thinking(begins="always")

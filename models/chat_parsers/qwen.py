@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from troupellm.models.chat_parsers.syntax import CallSyntax, Written
+from troupellm.models.chat_parsers.syntax import CallSyntax, OwnCall, Written
 
 QWEN_CODER: Final = CallSyntax(
     forms=(
@@ -11,6 +11,14 @@ QWEN_CODER: Final = CallSyntax(
         "<tool_call>\n{json}\n</tool_call>",
     ),
     parameter="<parameter={key}>\n{value}\n</parameter>\n",
-    # A grammar cannot enforce a schema's rules for texts without quotes.
-    written=Written(call="<tool_call>\n{json}\n</tool_call>", between="\n"),
+    written=Written(
+        call="<tool_call>\n{json}\n</tool_call>",
+        between="\n",
+        own=(
+            OwnCall(
+                call="<tool_call>\n<function={name}>{arguments}\n</function>\n</tool_call>",
+                argument="\n<parameter={key}>\n{value}\n</parameter>",
+            ),
+        ),
+    ),
 )

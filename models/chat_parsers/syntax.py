@@ -62,11 +62,36 @@ class Maybe(msgspec.Struct, frozen=True):
 Element = Word | Hole | Maybe
 
 
+class OwnCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as the family's chat template renders it, for a grammar. All white space counts."""
+
+    call: str
+    """With {name} and {arguments}."""
+    argument: str
+    """Of one argument, with {key}, {value} and perhaps {type}."""
+    between: str = ""
+    """Between two arguments."""
+    quote: str = ""
+    """Around texts, also of those in lists and objects."""
+    values: Literal["plain", "json", "python"] = "plain"
+    """plain: texts have no quotes, or those of `quote`. json: every value is JSON. python: with Python's constants."""
+    nested: bool = False
+    """Lists and objects have tags of their own."""
+    around: tuple[str, str, str] | None = None
+    """The texts before, between and behind calls, if they are not those of `Written`. Then one answer has calls of
+    this form only, or none."""
+    types: Literal["flag", "name"] = "name"
+    """{type} is true for a text and false for all else; or the name of the JSON type."""
+
+
 class Written(msgspec.Struct, frozen=True, kw_only=True):
     """The text that a grammar makes the model write."""
 
     call: str
     """A template without parts that may be missing; {json} is one object."""
+    own: tuple[OwnCall, ...] = ()
+    """The family's own form of a call, where that is no JSON; several where its versions differ in white space. `call`
+    is for tools whose schema this form cannot hold."""
     before: str = ""
     between: str = ""
     after: str = ""

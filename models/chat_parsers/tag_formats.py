@@ -1,19 +1,23 @@
 """Families that write arguments in tags: Dots, Muse, Step 3, MiniCPM5, Seed-OSS, MiMo, Hunyuan 3 and 4, K2 Horizon,
 Solar Open 2, Kimi K3.
 
-Calls under a grammar are JSON within the family's marks: a grammar cannot promise what a schema says of texts without
-quotes.
+Under a grammar some of them write calls as JSON within their marks.
 """
 
 from typing import Final
 
-from troupellm.models.chat_parsers.minimax import INVOKE, PARAMETER
-from troupellm.models.chat_parsers.syntax import CallSyntax, Thinking, Written
+from troupellm.models.chat_parsers.minimax import INVOKE, OWN_INVOKE, PARAMETER
+from troupellm.models.chat_parsers.syntax import CallSyntax, OwnCall, Thinking, Written
 
 DOTS: Final = CallSyntax(
     forms=("<dots_function_call>{json}</dots_function_call>", f"<dots_function_call> {INVOKE}", INVOKE),
     parameter=PARAMETER,
-    written=Written(before="<dots_function_call>", call="{json}", between="\n", after="</dots_function_call>"),
+    written=Written(
+        before="<dots_function_call>\n",
+        call="{json}\n",
+        own=(OWN_INVOKE,),
+        after="</dots_function_call>",
+    ),
 )
 
 _ATEM: Final = "<atem:invoke name={name}> {parameters} </atem:invoke>"
@@ -38,8 +42,15 @@ STEP3: Final = CallSyntax(
     section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     parameter="<steptml:parameter name={key}>{value}</steptml:parameter>",
     written=Written(
-        before="<｜tool_calls_begin｜>",
-        call="<｜tool_call_begin｜>{json}<｜tool_call_end｜>",
+        before="<｜tool_calls_begin｜>\n",
+        call="<｜tool_call_begin｜>{json}<｜tool_call_end｜>\n",
+        own=(
+            OwnCall(
+                call="<｜tool_call_begin｜>function<｜tool_sep｜>"
+                '<steptml:invoke name="{name}">{arguments}</steptml:invoke><｜tool_call_end｜>\n',
+                argument='<steptml:parameter name="{key}">{value}</steptml:parameter>',
+            ),
+        ),
         after="<｜tool_calls_end｜>",
     ),
 )
@@ -52,6 +63,7 @@ MINICPM5: Final = CallSyntax(
     written=Written(call="<tool_call>\n{json}\n</tool_call>", between="\n"),
 )
 
+_ARGUMENT: Final = "\n<parameter={key}>{value}</parameter>"
 SEED_OSS: Final = CallSyntax(
     forms=(
         "<seed:tool_call>{json}</seed:tool_call>",
@@ -59,7 +71,16 @@ SEED_OSS: Final = CallSyntax(
         "<function={name}>\n{parameters}</function>",
     ),
     parameter="<parameter={key}>{value}</parameter>\n",
-    written=Written(call="<seed:tool_call>{json}</seed:tool_call>", between="\n"),
+    written=Written(
+        call="<seed:tool_call>{json}</seed:tool_call>",
+        own=(
+            OwnCall(
+                call="<seed:tool_call>\n<function={name}>{arguments}\n</function>\n</seed:tool_call>",
+                argument=_ARGUMENT,
+            ),
+        ),
+        between="\n",
+    ),
 )
 SEED_THINK: Final = Thinking(opens=("<seed:think>",), closes=("</seed:think>",))
 
@@ -70,7 +91,11 @@ MIMO: Final = CallSyntax(
         "<tool_call>\n{json}\n</tool_call>",
     ),
     parameter="<parameter={key}>{value}</parameter>\n",
-    written=Written(call="<tool_call>\n{json}\n</tool_call>", between="\n"),
+    written=Written(
+        call="<tool_call>\n{json}\n</tool_call>",
+        own=(OwnCall(call="<tool_call>\n<function={name}>{arguments}\n</function>\n</tool_call>", argument=_ARGUMENT),),
+        between="\n",
+    ),
 )
 
 HUNYUAN: Final = CallSyntax(
@@ -109,7 +134,16 @@ SOLAR_OPEN2: Final = CallSyntax(
         "<|tool_call:start|>{name}\n{parameters}<|tool_call:end|>",
     ),
     parameter="<|tool_arg:start|>{key}<|tool_arg:value|>{value}<|tool_arg:end|>",
-    written=Written(call="<|tool_call:start|>{json}<|tool_call:end|>"),
+    written=Written(
+        call="<|tool_call:start|>{json}<|tool_call:end|>",
+        own=(
+            OwnCall(
+                call="<|tool_call:start|>{name}\n{arguments}<|tool_call:end|>",
+                argument="<|tool_arg:start|>{key}<|tool_arg:value|>{value}<|tool_arg:end|>",
+            ),
+        ),
+        between="\n",
+    ),
 )
 SOLAR_THINK: Final = Thinking(opens=("<|think:start|>",), closes=("<|think:end|>",))
 

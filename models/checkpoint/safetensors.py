@@ -45,7 +45,10 @@ class WeightSource(Protocol):
             name: of the layer, without ".weight".
         """
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The vectors of all tokens, [vocab, hidden]: plain, or in the blocks of a GGUF file."""
+
+    def tied(self, embedding: Weight) -> Weight:
         """The head's weight of a model that shares it with the embedding."""
 
     def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
@@ -130,6 +133,14 @@ class Checkpoint:
         self._taken(tensor.nbytes)
         return tensor
 
+    def peek(self, name: str, shape: tuple[int, ...], *kinds: str) -> Tensor:
+        """As `raw`, of a small tensor that is still to be taken."""
+        home = self._homes.get(name)
+        tensor = self._read(name, shape, frozenset(kinds))
+        if home is not None:
+            self._homes[name] = home
+        return tensor
+
     def _read(self, name: str, shape: tuple[int, ...], kinds: frozenset[str]) -> Tensor:
         file = self._homes.pop(name, None)
         if file is None:
@@ -159,7 +170,11 @@ class Checkpoint:
         """As `take`, of a layer's weight."""
         return self.take(f"{name}.weight", shape)
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`."""
+        return self.take(name, shape)
+
+    def tied(self, embedding: Weight) -> Weight:
         """The embedding itself."""
         return embedding
 
@@ -253,7 +268,11 @@ class RandomWeights:
         """As `take`, of a layer's weight."""
         return self.take(f"{name}.weight", shape)
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`."""
+        return self.take(name, shape)
+
+    def tied(self, embedding: Weight) -> Weight:
         """The embedding itself."""
         return embedding
 

@@ -81,7 +81,11 @@ class RenamedWeights:
         """As `WeightSource.linear`."""
         return self._source.linear(self._name_of(name), shape)
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `WeightSource.embedding`."""
+        return self._source.embedding(self._there(name), shape)
+
+    def tied(self, embedding: Weight) -> Weight:
         """As `WeightSource.tied`."""
         return self._source.tied(embedding)
 

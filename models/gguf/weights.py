@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized_linear import GgufBlocks, QuantizedWeight, Weight
+from troupellm.kernels.quantized_linear.gguf import FINE, InputBits
 from troupellm.models.config.gguf_config import architecture_of
-from troupellm.models.config.gguf_metadata import EMBEDDING, Metadata
+from troupellm.models.config.gguf_metadata import Metadata
 from troupellm.models.config.gguf_rope import ALL_FACTORS
 from troupellm.models.gguf.tensor_names import Place, block_prefix, place_of
 from troupellm.models.hub.gguf_header import Header, StoredTensor, read_header
@@ -40,19 +41,26 @@ class GgufWeights:
     """
 
     def __init__(
-        self, path: Path, dtype: torch.dtype, head_dim: int, taken: Callable[[int], None] = lambda _: None
+        self,
+        path: Path,
+        dtype: torch.dtype,
+        head_dim: int,
+        taken: Callable[[int], None] = lambda _: None,
+        input_bits: InputBits = FINE,
     ) -> None:
         """
         Args:
             dtype: type to which plain tensors are converted, and in which products are computed.
             head_dim: of the model; where queries and keys are stored turned, its halves are put back in order.
             taken: called with the bytes of each tensor.
+            input_bits: of products with blocks on a CPU.
 
         Raises:
             ModelLoadError: the file cannot be read.
         """
         header = read_header(path)
         self._file, self._dtype, self._head_dim, self._taken = header.name, dtype, head_dim, taken
+        self._input_bits: InputBits = input_bits
         name, self._architecture = architecture_of(header)
         self.left_out = _drafting_tensors(header, name)
         self._tensors = dict(header.tensors)
@@ -61,7 +69,6 @@ class GgufWeights:
         self._experts: dict[str, set[int]] = {}
         """By tensor with all experts, the experts that were taken."""
         self._steady = SteadyFiles({tensor.file for tensor in header.tensors.values()})
-        self._embedding = header.tensors.get(EMBEDDING)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read one tensor.
@@ -83,11 +90,13 @@ class GgufWeights:
             return self._merged(place.tensor, shape)
         return self._weight(place, shape, self._dtype)
 
-    def tied(self, embedding: Tensor) -> Weight:
-        """The embedding once more, in its blocks if it has any."""
-        if self._embedding is None or self._embedding.type in _PLAIN:
-            return embedding
-        return self._decoded(self._embedding, self._dtype)
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`, in the blocks that are stored."""
+        return self._weight(self._place(name), shape, self._dtype)
+
+    def tied(self, embedding: Weight) -> Weight:
+        """The embedding itself."""
+        return embedding
 
     def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
         """The weights of all experts, where gate and up are in one tensor; None where each has its own.
@@ -185,7 +194,7 @@ class GgufWeights:
         if stored.type in _PLAIN:
             return data.view(_PLAIN[stored.type]).view(stored.shape).to(dtype)
         rows = data.view(prod(stored.shape[:-1]), -1)
-        blocks = GgufBlocks(rows, stored.type, dtype=dtype)
+        blocks = GgufBlocks(rows, stored.type, dtype=dtype, input_bits=self._input_bits)
         return blocks if len(stored.shape) == 2 else blocks.dequantize().view(stored.shape)
 
     def _bytes(self, stored: StoredTensor) -> Tensor:

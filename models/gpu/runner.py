@@ -31,7 +31,8 @@ from troupellm.models.gpu.steps_in_flight import LaunchedSteps
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
-from troupellm.models.runner.stages import Stages, Step, empty_result
+from troupellm.models.runner.stages import Stages, empty_result
+from troupellm.models.runner.step import Step
 from troupellm.models.sampling.logits_processors import Processors
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.models.speculation.speculator import MakeSpeculator

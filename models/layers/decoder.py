@@ -20,6 +20,7 @@ from troupellm.models.config.decoder_config import DecoderConfig, QueryGrowth
 from troupellm.models.layers.attention import Angles, KVPair
 from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
+from troupellm.models.layers.embedding import Embedding
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.rope import rope_tables
@@ -84,19 +85,22 @@ class Decoder:
         self.batch_invariant = batch_invariance()
         """True if a row's numbers must not depend, down to the bit, on the other rows of its batch."""
         shape = (config.vocab_size, config.hidden_size)
-        self.embedding = source.take(EMBEDDING, shape)
+        vectors = source.embedding(EMBEDDING, shape)
         # Rounded like the weights, as in the models' own code.
-        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=torch.float32).to(self.embedding.dtype))
+        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=torch.float32).to(vectors.dtype))
         self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
         self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
         self.head: PackedLinear | None = None
+        shared: PackedLinear | None = None
         self.score: PackedLinear | None = None
         """The output layer of a classifier."""
         if config.head == "lm":
-            weight = source.tied(self.embedding) if config.tie_word_embeddings else source.linear(HEAD, shape)
-            self.head = pack(_normed(weight, self.dtype) if config.head_normed else weight)
+            head = source.tied(vectors) if config.tie_word_embeddings else source.linear(HEAD, shape)
+            self.head = pack(_normed(head, vectors.dtype) if config.head_normed else head)
+            shared = self.head if head is vectors and not config.head_normed else None
         elif config.head == "score":
             self.score = pack(source.linear(SCORE, (config.num_labels, config.hidden_size)))
+        self.embedding = Embedding(vectors, shared)
         ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
         tables = [
@@ -213,7 +217,7 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The input of the first layer [tokens, hidden], for token ids int64 [tokens]."""
-        embedded = functional.embedding(token_ids, self.embedding)
+        embedded = self.embedding(token_ids)
         return embedded if self.embedding_scale == 1.0 else embedded.mul_(self.embedding_scale)
 
     def normed(self, hidden: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ def model_fingerprint(
         "dtype": dtype,
         "cache_dtype": cache_dtype,
         "quantization": config.model.quantization,
+        "gguf_inputs": config.model.gguf_inputs,
         "block_size": config.cache.block_size,
         "rotations": _rotations(model, longest),
         "batch_invariant": config.worker.batch_invariant,

@@ -30,8 +30,6 @@ def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, pro
         return describe_without_transformers(reader)
     if is_gguf(folder) and known:
         raise ConfigError("model_impl transformers reads safetensors, this is a GGUF file", param="model_impl")
-    if config.quantization is not None:
-        raise ConfigError("quantization does not go with model_impl transformers", param="quantization")
     model = describe.describe(folder, reader)
     reason = "as model_impl says" if known else "troupellm has no family for it"
     if is_gguf(folder):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from troupellm.kernels.quantized_linear.gguf import FINE, InputBits
 from troupellm.models.checkpoint.safetensors import Checkpoint, RandomWeights, WeightSource
 from troupellm.models.checkpoint.weight_names import StoredWeights, decoder_weights
 from troupellm.models.config.decoder_config import DecoderConfig
@@ -25,6 +26,7 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 
 CPU = torch.device("cpu")
+INPUT_BITS: dict[str, InputBits] = {"int16": FINE, "int8": 8}
 
 
 def read_decoder(
@@ -51,7 +53,11 @@ def read_decoder(
     if model.implementation == "transformers":
         from troupellm.models.transformers_backend.decoder import TransformersDecoder, read_model
 
-        network = read_model(folder, model, dtype, dummy=dummy, seed=config.seed)
+        if form is not None and not dummy:
+            for note in form.notes():
+                progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
+        mode = on_load_mode(config.quantization)
+        network = read_model(folder, model, dtype, dummy=dummy, seed=config.seed, form=form, mode=mode)
         progress(LoadProgress(phase="weights", done=budget.weight_bytes, total=budget.weight_bytes))
         return TransformersDecoder(model, network, max_model_len=budget.max_model_len)
     if dummy:
@@ -64,7 +70,7 @@ def read_decoder(
         done += size
         progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
 
-    stored = open_weights(folder, model, form, dtype, taken)
+    stored = open_weights(folder, model, form, dtype, taken, INPUT_BITS[config.gguf_inputs])
     left_out = [] if drafts_itself else next_token_notes(stored, model)
     for note in (*rope_notes(model, budget.max_model_len), *(() if form is None else form.notes()), *left_out):
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
@@ -99,6 +105,7 @@ def open_weights(
     form: Format | None,
     dtype: torch.dtype,
     taken: Callable[[int], None] = lambda _: None,
+    input_bits: InputBits = FINE,
 ) -> StoredWeights:
     """
     Args:
@@ -106,12 +113,13 @@ def open_weights(
         form: how its weights are quantized, from config.json.
         dtype: type in which products are computed.
         taken: called with the bytes of each tensor.
+        input_bits: of products with blocks of a GGUF file.
 
     Raises:
         ModelLoadError: a file is missing or damaged.
     """
     if is_gguf(folder):
-        return GgufWeights(folder, dtype, model.head_dim, taken)
+        return GgufWeights(folder, dtype, model.head_dim, taken, input_bits)
     return Checkpoint(folder, dtype, taken) if form is None else QuantizedCheckpoint(folder, dtype, taken, form)
 
 

@@ -23,7 +23,11 @@ class OnDevice:
         """As `WeightSource.linear`."""
         return moved(self._source.linear(name, shape), self._device)
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `WeightSource.embedding`."""
+        return moved(self._source.embedding(name, shape), self._device)
+
+    def tied(self, embedding: Weight) -> Weight:
         """As `WeightSource.tied`."""
         return moved(self._source.tied(embedding), self._device)
 

@@ -30,7 +30,8 @@ def weight_bytes(
         return stored.nbytes
     plain, total = weight_count(model), 0
     if model.num_parameters is not None:
-        return plain * dtype.itemsize
+        copied = model.head == "lm" and model.tie_word_embeddings and packs_copies(device, dtype)
+        return (plain + copied * model.vocab_size * model.hidden_size) * dtype.itemsize
     for product in products(model):
         numbers, outline = product.number * product.rows * product.columns, None
         tied = product.head and model.tie_word_embeddings

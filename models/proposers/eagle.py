@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from troupellm.kernels.common.batch_invariance import batch_invariant
+from troupellm.kernels.fused_decoder.layers import decoder_layers
 from troupellm.kernels.linear import linear, pack
+from troupellm.kernels.paged_attention.cpu import takes_compiled
 from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, LayerNorms
 from troupellm.models.config.hf_config import ConfigReader
@@ -59,6 +60,11 @@ class Eagle:
         if source.has(f"{HEAD}.weight"):
             self._head = pack(source.linear(HEAD, (config.vocab_size, size)))
         self._turns = Turns(config, longest, target.embedding)
+        parts = [layer.parts(0) for layer in self._layers]
+        known = [part for part in parts if part is not None]
+        fits = len(known) == len(parts) and target.embedding.dtype == torch.float32
+        self._together = decoder_layers(known) if fits and target.embedding.device.type == "cpu" else None
+        """All layers in one compiled call, for few entries; None where there is no such thing."""
 
     def states(self, aux: Tensor) -> Tensor:
         """As `Network.states`."""
@@ -67,8 +73,13 @@ class Eagle:
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`."""
         assert states is not None
-        embedded = functional.embedding(batch.token_ids, self._target.embedding)
+        embedded = self._target.embedding(batch.token_ids)
         residual, update = linear(torch.cat((embedded, states), dim=-1), self._fusion), None
+        plans = [group.plan for group in batch.groups]
+        if self._together is not None and self._together.takes(residual.shape[0], plans, caches):
+            views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
+            tables = self._turns.tables
+            return self._together.run(residual, batch.positions, views, tables, caches, batch.logit_tokens)
         angles = self._turns(batch.positions)
         for layer, cache in zip(self._layers[:-1], caches, strict=False):
             update, residual = layer(update, residual, batch, angles, cache)

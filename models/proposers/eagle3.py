@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.linear import linear, norm_linear, pack
@@ -25,6 +24,7 @@ from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.layers.attention import Attention, KVPair
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import HEAD, Decoder
+from troupellm.models.layers.embedding import Embedding
 from troupellm.models.layers.feed_forward import FeedForward
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
@@ -68,7 +68,8 @@ class Eagle3:
         self.aux_hidden_states, self.vocabulary, self._eps = aux_hidden_states, vocabulary, config.rms_norm_eps
         self._normed_residual = normed_residual
         own = source.has(OWN_EMBEDDING)
-        self._embedding = source.take(OWN_EMBEDDING, (config.vocab_size, size)) if own else target.embedding
+        table = source.take(OWN_EMBEDDING, (config.vocab_size, size)) if own else None
+        self._embedding = target.embedding if table is None else Embedding(table, None)
         self._fusion = pack(source.linear(FUSION, (size, NUM_LAYERS * target.config.hidden_size)))
         names = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
         self._before, self._hidden, self._after = (source.take(f"{LAYER}.{name}.weight", (size,)) for name in names)
@@ -85,7 +86,7 @@ class Eagle3:
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`."""
         assert states is not None
-        embedded = functional.embedding(batch.token_ids, self._embedding)
+        embedded = self._embedding(batch.token_ids)
         hidden = rms_norm(states, self._hidden, self._eps)
         both = torch.cat((rms_norm(embedded, self._before, self._eps), hidden), dim=-1)
         attended = self._attention(both, batch, self._turns(batch.positions), caches[0], batch.logit_tokens)

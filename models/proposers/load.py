@@ -13,6 +13,7 @@ from troupellm.models.config.hf_config import ConfigReader, decoder_config
 from troupellm.models.layers.attention import Angles
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.decoder import Decoder, RunnableDecoder
+from troupellm.models.layers.embedding import Embedding
 from troupellm.models.layers.rope import rope_tables
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, Target
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws
@@ -150,10 +151,12 @@ def describe_head(reader: ConfigReader, target: DecoderConfig) -> DecoderConfig:
 class Turns:
     """Rotations of a drafter's layers, which are all alike."""
 
-    def __init__(self, config: DecoderConfig, longest: int, like: torch.Tensor) -> None:
+    def __init__(self, config: DecoderConfig, longest: int, like: Embedding) -> None:
         size = config.rotary_dim or config.head_dim
         cos, sin = rope_tables(config.rope, size, longest, like.dtype)
         self._cos, self._sin = cos.to(like.device), sin.to(like.device)
+        self.tables = [(self._cos, self._sin)]
+        """Of all positions, the only kind of rotation."""
 
     def __call__(self, positions: torch.Tensor) -> Angles:
         """At some positions."""

@@ -10,7 +10,6 @@ copies of the embedding and the output matrix, which are the model's, are not re
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.linear import linear, pack
@@ -67,7 +66,7 @@ class NextTokenLayer:
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`; its states are normed like the model's."""
         assert states is not None
-        embedded = functional.embedding(batch.token_ids, self._target.embedding)
+        embedded = self._target.embedding(batch.token_ids)
         both = (rms_norm(embedded, self._embedded, self._eps), rms_norm(states, self._hidden, self._eps))
         residual = linear(torch.cat(both, dim=-1), self._fusion)
         angles = self._turns(batch.positions)

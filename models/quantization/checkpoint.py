@@ -18,6 +18,12 @@ KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", ".o
 """Calibrated for an eight-bit KV cache; ours needs none."""
 
 
+def layer_of(tensor: str) -> str:
+    """The layer that a tensor belongs to; bitsandbytes has names below that of the weight."""
+    above = tensor.rpartition(".")[0]
+    return above.partition(".weight.")[0].removesuffix(".weight")
+
+
 class Format(Protocol):
     """The parsed `quantization_config`, by which weights are read."""
 

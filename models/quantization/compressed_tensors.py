@@ -11,21 +11,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized_linear import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Outline, Weight
+from troupellm.kernels.quantized_linear import Fp8, Int8Channel, Int8WeightOnly, Outline, Weight
 from troupellm.kernels.quantized_linear.mx import Element
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, fp8_outline, whole_scale
 from troupellm.models.quantization.layer_patterns import Names
 from troupellm.models.quantization.mx import mx_outline, mx_weight
+from troupellm.models.quantization.nvfp4 import COMPRESSED, GROUP, nvfp4_outline, nvfp4_weight
 from troupellm.models.quantization.options import only, pair, texts
-from troupellm.models.quantization.unpack import WORD, unpack_words
+from troupellm.models.quantization.unpack import WIDTHS, WORD, unpack_padded, unpack_words, words_for
+from troupellm.models.quantization.whole_numbers import whole_code, whole_weight
 from troupellm.protocol.errors import ModelLoadError
 
 FORMATS = (
     "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mxfp4-pack-quantized",
-    "mxfp6-pack-quantized", "mxfp8-quantized",
+    "mxfp6-pack-quantized", "mxfp8-quantized", "nvfp4-pack-quantized",
 )  # fmt: skip
+NVFP4 = FORMATS[-1]
+PLAINLY_STORED = ("int-quantized", "float-quantized", "naive-quantized")
+"""Each number in a byte of its own."""
 _EVERY_LINEAR = "Linear"
 _READ = frozenset(
     {
@@ -41,6 +46,19 @@ _ARGUMENTS = frozenset(
 )  # fmt: skip
 
 
+class SmallFloat(NamedTuple):
+    """A format of floats in blocks."""
+
+    bits: int
+    group: int
+
+
+SMALL_FLOATS = {
+    "mxfp4-pack-quantized": SmallFloat(4, 32), "mxfp6-pack-quantized": SmallFloat(6, 32),
+    "mxfp8-quantized": SmallFloat(8, 32), NVFP4: SmallFloat(4, GROUP),
+}  # fmt: skip
+
+
 class Scheme(NamedTuple):
     """The form in which the weights of some layers are stored."""
 
@@ -54,12 +72,30 @@ class Scheme(NamedTuple):
     eight_bit_inputs: bool
     """Inputs are to be in eight bits of the weight's own type."""
     static_inputs: bool
+    """Inputs have a calibrated scale, which may be beside scales found at run time."""
 
     @property
     def key(self) -> str:
         """Name of the tensor of codes."""
-        packed = self.form == "pack-quantized" or (self.form.startswith("mx") and self.bits < 8)
+        packed = self.form in ("pack-quantized", NVFP4) or (self.form.startswith("mx") and self.bits < 8)
         return "weight_packed" if packed else "weight"
+
+    @property
+    def whole_inputs(self) -> bool:
+        """True if both sides are whole numbers of eight bits, with one scale per output."""
+        return self.eight_bit_inputs and self.symmetric and self.strategy != "group"
+
+    def groups(self, name: str, shape: tuple[int, int]) -> int:
+        """Scales of an output.
+
+        Raises:
+            ModelLoadError: they do not divide the inputs of that layer.
+        """
+        if self.strategy != "group":
+            return 1
+        if shape[1] % self.group_size:
+            raise ModelLoadError(f"{name}: {list(shape)} does not fit groups of {self.group_size} inputs")
+        return shape[1] // self.group_size
 
 
 class CompressedTensors:
@@ -107,6 +143,9 @@ class CompressedTensors:
             return _packed(stored, name, shape, scheme)
         if scheme.form.startswith("mx"):
             return mx_weight(stored, name, shape, ELEMENTS[scheme.bits], scheme.key)
+        if scheme.form == NVFP4:
+            stored.ignore(f"{name}.input_global_scale")
+            return nvfp4_weight(stored, name, shape, COMPRESSED)
         return _fp8(stored, name, shape, scheme) if scheme.floating else _int8(stored, name, shape, scheme)
 
     def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
@@ -116,16 +155,18 @@ class CompressedTensors:
         rows, columns = stored.sides(f"{name}.{scheme.key}")
         if scheme.form.startswith("mx"):
             return mx_outline(stored, name, ELEMENTS[scheme.bits], scheme.key)
+        if scheme.form == NVFP4:
+            return nvfp4_outline(stored, name, COMPRESSED)
         if scheme.floating:
             return fp8_outline(stored, name, scheme.block, eight_bit_inputs=scheme.eight_bit_inputs)
         zeros = not scheme.symmetric
         if scheme.form != "pack-quantized":
-            eight = scheme.eight_bit_inputs and not zeros
-            return Outline("int8", rows, columns, columns, offsets=zeros, eight_bit_inputs=eight)
-        columns = columns * WORD // scheme.bits
-        size = -(-columns // max(1, stored.sides(f"{name}.weight_scale")[1]))
+            eight, size = scheme.whole_inputs, scheme.group_size or columns
+            return Outline("int8", rows, columns, size, offsets=zeros, eight_bit_inputs=eight)
+        groups = max(1, stored.sides(f"{name}.weight_scale")[1])
+        columns = scheme.group_size * groups or columns * WORD // scheme.bits
         ordered = stored.has(f"{name}.weight_g_idx")
-        return Outline("int4" if scheme.bits == 4 else "int8", rows, columns, size, offsets=zeros, ordered=ordered)
+        return Outline(whole_code(scheme.bits), rows, columns, -(-columns // groups), offsets=zeros, ordered=ordered)
 
     def notes(self) -> tuple[str, ...]:
         found: list[str] = []
@@ -169,19 +210,19 @@ def _scheme(reader: ConfigReader, group: ConfigReader) -> Scheme:
     bits, own_type = weights.integer("num_bits", 8), weights.choice("type", ("int", "float"), "int")
     floating = own_type == "float"
     default = "group" if weights.has("group_size") else "tensor"
-    strategy = weights.choice("strategy", ("tensor", "channel", "group", "block"), default)
+    strategies = ("tensor_group",) if form == NVFP4 else ("tensor", "channel", "group", "block")
+    strategy = weights.choice("strategy", strategies, default)
     if weights.values.get("dynamic"):
         raise weights.refuse("dynamic", "must be false for weights")
-    allowed = {"pack-quantized": (4, 8), "mxfp4-pack-quantized": (4,), "mxfp6-pack-quantized": (6,)}.get(form, (8,))
-    if bits not in allowed or (form == "pack-quantized" and floating) or (form.startswith("mx") and not floating):
+    if bits not in _widths(form, floating=floating):
         raise weights.refuse("num_bits", f"and type must fit the format {form}")
-    size = weights.integer("group_size") if strategy == "group" else 0
-    if form.startswith("mx") and size != 32:
-        raise weights.refuse("group_size", "must be 32")
-    if form in ("int-quantized", "float-quantized", "naive-quantized"):
-        if strategy == "group" or (strategy == "block") > floating:
-            raise weights.refuse("strategy", "must be tensor or channel, or block for floats")
-    elif strategy == "block":
+    size = weights.integer("group_size") if strategy.endswith("group") else 0
+    wanted = SMALL_FLOATS[form].group if form in SMALL_FLOATS else size
+    if size != wanted:
+        raise weights.refuse("group_size", f"must be {wanted}")
+    if form in PLAINLY_STORED and (strategy == "group" if floating else strategy == "block"):
+        raise weights.refuse("strategy", "must be tensor or channel, or block for floats, or group for whole numbers")
+    if form not in PLAINLY_STORED and strategy == "block":
         raise weights.refuse("strategy", "must be tensor, channel or group")
     return Scheme(
         form=form,
@@ -192,23 +233,32 @@ def _scheme(reader: ConfigReader, group: ConfigReader) -> Scheme:
         group_size=size,
         block=pair(weights, "block_structure") if strategy == "block" else None,
         eight_bit_inputs=inputs.values.get("num_bits") == 8 and inputs.values.get("type", "int") == own_type,
-        static_inputs=bool(inputs.values) and inputs.values.get("dynamic", False) is False,
+        static_inputs=bool(inputs.values) and inputs.values.get("dynamic", False) in (False, "local"),
     )
 
 
+def _widths(form: str, *, floating: bool) -> tuple[int, ...]:
+    """Bits of a number that a format may have."""
+    if form in SMALL_FLOATS:
+        return (SMALL_FLOATS[form].bits,) if floating else ()
+    if floating:
+        return (8,) if form in PLAINLY_STORED else ()
+    return WIDTHS if form in ("pack-quantized", "naive-quantized", "int-quantized") else (8,)
+
+
 def _int8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme: Scheme) -> Weight:
-    values = stored.raw(f"{name}.weight", shape, "I8")
-    scale = whole_scale(stored, name, shape[0]).reshape(-1).expand(shape[0])
-    zero = None
+    """Whole numbers, each in a byte of its own."""
+    values, groups = stored.raw(f"{name}.weight", shape, "I8"), scheme.groups(name, shape)
+    shapes = ((shape[0], groups), *(((shape[0],), (1,), ()) if groups == 1 else ()))
+    scale = stored.scalar_or(f"{name}.weight_scale", shapes).float().reshape(-1, groups).expand(shape[0], groups)
+    zero: Tensor | None = None
     if not scheme.symmetric:
-        zero = stored.scalar_or(
-            f"{name}.weight_zero_point", ((shape[0], 1), (shape[0],), (1,), ()), ("I8", "I32", *FLOATS)
-        )
+        found = stored.scalar_or(f"{name}.weight_zero_point", shapes, ("I8", "I32", *FLOATS))
+        zero = found.float().reshape(-1, groups).expand(shape[0], groups)
     _drop_input_scales(stored, name, scheme)
-    if scheme.eight_bit_inputs and zero is None:
+    if scheme.whole_inputs:
         return stored.build(name, lambda: Int8Channel(values, scale, dtype=stored.dtype))
-    zeros = None if zero is None else zero.float().reshape(-1, 1).expand(shape[0], 1)
-    return stored.build(name, lambda: Int8WeightOnly(values, scale[:, None], zero=zeros, dtype=stored.dtype))
+    return stored.build(name, lambda: Int8WeightOnly(values, scale, zero=zero, dtype=stored.dtype))
 
 
 def _fp8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme: Scheme) -> Weight:
@@ -226,36 +276,47 @@ def _fp8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme:
 
 
 def _packed(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme: Scheme) -> Weight:
-    """Whole numbers of 4 or 8 bits, packed along the inputs with an offset that makes them positive."""
+    """Whole numbers of 2 to 8 bits, packed along the inputs with an offset that makes them positive."""
     rows, columns = shape
     said = stored.raw(f"{name}.weight_shape", (2,), "I64", "I32").tolist()
     if said != [rows, columns]:
         raise ModelLoadError(f"{name}.weight_shape is {said}, expected {[rows, columns]}")
-    size = {"group": scheme.group_size, "channel": columns, "tensor": columns}[scheme.strategy]
-    if columns % size:
-        raise ModelLoadError(f"{name}: {list(shape)} does not fit groups of {size} inputs")
-    groups, words = columns // size, -(-columns * scheme.bits // WORD)
-    values = unpack_words(stored.raw(f"{name}.weight_packed", (rows, words), "I32"), scheme.bits)[:, :columns]
+    groups = scheme.groups(name, shape)
+    values = _unpacked(stored, f"{name}.weight_packed", shape, scheme.bits)
     if scheme.strategy == "tensor":
         scale = whole_scale(stored, name, rows).reshape(-1, 1).expand(rows, 1)
     else:
         scale = stored.raw(f"{name}.weight_scale", (rows, groups), *FLOATS)
     zero: Tensor | None = None
     if not scheme.symmetric:
-        packed = stored.raw(f"{name}.weight_zero_point", (-(-rows * scheme.bits // WORD), groups), "I32")
-        zero = unpack_words(packed.t(), scheme.bits).t()[:rows]
+        zero = _unpacked(stored, f"{name}.weight_zero_point", (rows, groups), scheme.bits, along=0)
     index, key = None, f"{name}.weight_g_idx"
     if stored.has(key):
         index = stored.raw(key, (columns,), "I32", "I64")
-        index = None if torch.equal(index, torch.arange(columns, dtype=index.dtype) // size) else index
+        runs = torch.arange(columns, dtype=index.dtype) // (columns // groups)
+        index = None if torch.equal(index, runs) else index
     _drop_input_scales(stored, name, scheme)
-    if scheme.bits == 4:
-        return stored.build(
-            name, lambda: Int4Group.from_values(values, scale, zero=zero, group=index, dtype=stored.dtype)
-        )
-    codes = (values.to(torch.int16) - 128).to(torch.int8)
-    zeros = None if zero is None else zero.to(torch.int16) - 128
-    return stored.build(name, lambda: Int8WeightOnly(codes, scale, zero=zeros, group=index, dtype=stored.dtype))
+    return stored.build(
+        name, lambda: whole_weight(values, scale, scheme.bits, zero=zero, group=index, dtype=stored.dtype)
+    )
+
+
+def _unpacked(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], bits: int, along: int = 1) -> Tensor:
+    """uint8 of that shape, packed along one of its sides: without gaps, or as whole numbers in each word, which older
+    versions of the library write. The number of words shows which it is.
+
+    Raises:
+        ModelLoadError: no such tensor, or of another size; or too short to show it.
+    """
+    dense, padded = words_for(shape[along], bits), -(-shape[along] // (WORD // bits))
+    if dense == padded and WORD % bits and shape[along] > WORD // bits:
+        raise ModelLoadError(f"{name}: {shape[along]} numbers of {bits} bits may lie in {dense} words in two ways")
+    is_dense = dense == padded or stored.sides(name)[along] != padded
+    words = dense if is_dense else padded
+    found = stored.raw(name, (shape[0], words) if along else (words, shape[1]), "I32")
+    unpack = unpack_words if is_dense else unpack_padded
+    numbers = unpack(found if along else found.t(), bits)[:, : shape[along]]
+    return numbers if along else numbers.t()
 
 
 ELEMENTS: dict[int, Element] = {4: "fp4_e2m1", 6: "fp6_e2m3", 8: "fp8_e4m3"}

@@ -6,6 +6,7 @@ from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.config.quantization_section import KEY, METHOD, OLDER_KEY
 from troupellm.models.quantization.autoround import AutoRound
 from troupellm.models.quantization.awq import Awq
+from troupellm.models.quantization.bitsandbytes import BitsAndBytes
 from troupellm.models.quantization.checkpoint import Format
 from troupellm.models.quantization.compressed_tensors import CompressedTensors
 from troupellm.models.quantization.fp8 import Fp8Format
@@ -25,6 +26,7 @@ METHODS: dict[str, Callable[[ConfigReader], Format]] = {
     "mxfp4": Mxfp4,
     "modelopt": ModelOpt,
     "auto-round": AutoRound,
+    "bitsandbytes": BitsAndBytes,
 }
 
 

@@ -30,11 +30,15 @@ class Fp8Format:
 
     method = "fp8"
 
-    def __init__(self, reader: ConfigReader) -> None:
+    def __init__(self, reader: ConfigReader, *, eight_bit_inputs: bool = True) -> None:
         """
+        Args:
+            eight_bit_inputs: as of `Fp8`.
+
         Raises:
             ModelLoadError: a setting is wrong or not supported.
         """
+        self._eight_bit_inputs = eight_bit_inputs
         self._notes = ignored_note(reader, only(reader, _READ))
         self._static = reader.choice("activation_scheme", ("dynamic", "static"), "dynamic") == "static"
         self._block = pair(reader, "weight_block_size") if reader.has("weight_block_size") else None
@@ -68,12 +72,13 @@ class Fp8Format:
             raise ModelLoadError(f"{input_scales[0]} is missing, though activation_scheme is static")
         for input_scale in input_scales:
             stored.ignore(input_scale)
-        return stored.build(name, lambda: Fp8(values, scale, block=block, eight_bit_inputs=True, dtype=stored.dtype))
+        eight = self._eight_bit_inputs
+        return stored.build(name, lambda: Fp8(values, scale, block=block, eight_bit_inputs=eight, dtype=stored.dtype))
 
     def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
         if stored.type_of(f"{name}.weight") not in TYPES:
             return None
-        return fp8_outline(stored, name, self._blocks(stored, name), eight_bit_inputs=True)
+        return fp8_outline(stored, name, self._blocks(stored, name), eight_bit_inputs=self._eight_bit_inputs)
 
     def notes(self) -> tuple[str, ...]:
         said = ((self._static, STATIC_INPUTS), (self._kv_cache, KV_CACHE))

@@ -7,7 +7,7 @@ from troupellm.kernels.quantized_linear.mx import BLOCK, CODES, Element
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.options import only, texts
-from troupellm.models.quantization.unpack import unpack_sixes
+from troupellm.models.quantization.unpack import unpack_octets
 from troupellm.protocol.errors import ModelLoadError
 
 _BITS: dict[Element, int] = {"fp4_e2m1": 4, "fp6_e2m3": 6, "fp6_e3m2": 6, "fp8_e4m3": 8, "fp8_e5m2": 8}
@@ -28,7 +28,7 @@ def mx_weight(
     bits = _BITS[element]
     packed = stored.raw(f"{name}.{key}", (rows, columns * bits // 8), *_TYPES[bits]).view(torch.uint8)
     exponents = stored.raw(f"{name}.weight_scale", (rows, columns // BLOCK), "U8", "F8_E8M0").view(torch.uint8)
-    codes = unpack_sixes(packed) if bits == 6 else packed
+    codes = unpack_octets(packed, bits) if bits == 6 else packed
     return stored.build(name, lambda: Mx(codes, exponents, element, dtype=stored.dtype))
 
 

@@ -63,6 +63,15 @@ ANY_STORED: frozenset[OnLoad] = frozenset({"int8"})
 """Modes that also apply to quantized checkpoints: weights in other bits are quantized once more."""
 
 
+def quantized(weight: Weight, mode: OnLoad) -> Weight:
+    """A weight in that mode; one that is stored quantized stays so, unless the mode is also for those."""
+    if isinstance(weight, QuantizedWeight):
+        if mode not in ANY_STORED or isinstance(weight, Int8Channel):
+            return weight
+        weight = weight.dequantize()
+    return QUANTIZE[mode](weight)
+
+
 class QuantizeOnLoad:
     """A source whose linear weights come quantized; norms and embeddings stay."""
 
@@ -75,24 +84,20 @@ class QuantizeOnLoad:
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         weight = self._source.linear(name, shape)
         whole = name == "score" or name.endswith(TURNED) or (name == HEAD and not self._head)
-        return weight if whole else self._quantized(weight)
+        return weight if whole else quantized(weight, self._mode)
 
-    def tied(self, embedding: Tensor) -> Weight:
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self._source.embedding(name, shape)
+
+    def tied(self, embedding: Weight) -> Weight:
         weight = self._source.tied(embedding)
-        return self._quantized(weight) if self._head else weight
+        return quantized(weight, self._mode) if self._head else weight
 
     def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
         weights = self._source.stacked(name, shape, transposed=transposed)
         if weights is None:
             return None
-        return [self._quantized(weight) for weight in weights]
-
-    def _quantized(self, weight: Weight) -> Weight:
-        if isinstance(weight, QuantizedWeight):
-            if self._mode not in ANY_STORED or isinstance(weight, Int8Channel):
-                return weight
-            weight = weight.dequantize()
-        return QUANTIZE[self._mode](weight)
+        return [quantized(weight, self._mode) for weight in weights]
 
     def has(self, name: str) -> bool:
         return self._source.has(name)

@@ -22,7 +22,8 @@ from troupellm.models.layers.decoder import Decoder, RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch, GroupBatch
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
-from troupellm.models.runner.stages import Stages, Step, empty_result
+from troupellm.models.runner.stages import Stages, empty_result
+from troupellm.models.runner.step import Step
 from troupellm.models.sampling.logits_processors import Processors
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.models.speculation.speculator import MakeSpeculator
@@ -53,7 +54,7 @@ class ModelRunner:
     | plug-ins, thinking limits, phrases | as sampling options                      | at once, by `Sampler`            |
     | prompt log-probabilities, pooling  | read after each piece                    | at once, without a graph         |
     | adapters                           | all layers in one call, then `Sampler`   | graphs of their own              |
-    | a speculator, no row has drafts    | as without one                           | at once, as with drafts          |
+    | a speculator, no row has drafts    | as without one, unless states are shown  | at once, as with drafts          |
     | drafts                             | `Verification`: a draw after each draft  | at once; a graph if they are few |
     """
 
@@ -112,7 +113,7 @@ class ModelRunner:
             adapters=adapters,
         )
         self._quick = False
-        plain = speculation is None and poison is None and not (adapters is not None and decoder.batch_invariant)
+        plain = poison is None and not (adapters is not None and decoder.batch_invariant)
         self.decode = compiled_decode(decoder, cache, self.attention, rows, sampler) if plain else None
         """Computes steps of which nothing more is asked."""
 
@@ -132,13 +133,18 @@ class ModelRunner:
         Raises:
             PlanError: the plan contradicts earlier plans; nothing was computed.
         """
-        begin, stages = perf_counter(), self.stages
+        begin, stages, speculator = perf_counter(), self.stages, self.speculator
         stages.apply(plan)
-        if plan.rows and self.decode is not None and (decoded := self.decode.run(plan, meanwhile)) is not None:
-            return decoded
+        if plan.rows and (speculator is None or speculator.rests(plan)):
+            decoded = None if self.decode is None else self.decode.run(plan, meanwhile)
+            if decoded is not None:
+                return decoded
         step = stages.spans(plan, begin)
         if not step.spans.slots.size:
             return empty_result(plan)
+        if self.decode is not None and stages.plain(step) and (decoded := self.decode.run(plan, meanwhile)) is not None:
+            stages.learn(step)
+            return decoded
         pieces = [(spans, *self._batch(spans, step.verify_batch)) for spans in step.spans.pieces(PIECE_TOKENS)]
         # Only now, before a stretch that needs no interpreter, since the threads that fill masks need it.
         stages.begin_masks(step)
@@ -313,7 +319,9 @@ def compiled_decode(
     config = decoder.config
     if not attention.compiled or config.logit_scale != 1.0 or config.logit_softcap:
         return None
-    ends = Ends(decoder.embedding, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
+    table = decoder.embedding.blocks or decoder.embedding.table
+    assert table is not None
+    ends = Ends(table, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
     views = [(view.group, view.window or 0) for view in cache.layout.views]
     step = decode_step(decoder.together, decoder.tables, cache.layers, ends, views, sampler.codes)
     return None if step is None else CompiledDecode(step, rows, sampler)

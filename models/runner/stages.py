@@ -5,7 +5,7 @@ its device's own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -25,12 +25,12 @@ from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
+from troupellm.models.runner.step import Step
 from troupellm.models.sampling.logprobs import prompt_logprobs
-from troupellm.models.sampling.masks import Advanced, TokenMasks
+from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.speculation.verify import Verification
-from troupellm.models.speculation.verify_batch import VerifyBatch
 from troupellm.models.structured_outputs.fill_masks import FilledLater
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.models.structured_outputs.report_tokens import report_tokens
@@ -46,36 +46,6 @@ from troupellm.protocol.messages.worker import (
 
 LOGIT_TOKENS = 512
 """Prompt tokens whose logits are made together, where a step is not cut into pieces."""
-
-
-@dataclass(slots=True)
-class Step:
-    """One plan on its way through the stages. Arrays are parallel to the rows of `spans`."""
-
-    plan: StepPlan
-    begin: float
-    spans: Spans
-    """The positions that are computed, drafts included; rows that compute nothing are not in it."""
-    verify_batch: VerifyBatch | None
-    """The drafts of the step. None: without a speculator, or in its sleep."""
-    sampling: NDArray[np.bool_]
-    """Rows that draw a token."""
-    pooling: NDArray[np.bool_]
-    """Rows whose vector is complete with this step."""
-    check: Verification | None = None
-    """Draws and keeps drafts. None: each row draws one token."""
-    drawn: Sequence[int] = ()
-    """The number of the row of each of the logits."""
-    filled: FilledLater | None = None
-    """Masks of guided rows, which other threads may be filling."""
-    prepared: float = 0.0
-    aux: list[Tensor] = field(default_factory=list)
-    """Hidden states of the forward pass for the proposer, piece by piece."""
-    about_prompts: list[RowLogprobs] = field(default_factory=list)
-    computed: float = 0.0
-    sampled: Sampled | None = None
-    guided: Advanced | None = None
-    """The guides' additions to the sampled tokens."""
 
 
 class Stages:
@@ -99,8 +69,7 @@ class Stages:
         Args:
             pooler: knows rows by their slots.
             adapters: None if no row may have one.
-            asynchronous: the device computes by itself. Every step of a speculator goes by its verification then, and
-                takes as long as the clock says, not as long as its thread computes.
+            asynchronous: the device computes by itself. Every step of a speculator goes by its verification then.
         """
         self.decoder, self.cache, self.rows, self.sampler, self.pooler = decoder, cache, rows, sampler, pooler
         self.poison, self.guides, self.speculator, self.adapters = poison, guides, speculator, adapters
@@ -150,6 +119,8 @@ class Stages:
             starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
             spans = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
             speculator = self.speculator
+            if speculator is not None and self._asynchronous:
+                speculator.rests(plan)
             if speculator is not None and (
                 self._asynchronous or not speculator.passes(spans.slots, starts, starts + counts)
             ):
@@ -224,8 +195,19 @@ class Stages:
         elif verify_batch.trees:
             for sources, targets in check.moves(self.cache.block_size):
                 self.cache.move(sources, targets)  # kept drafts lie behind each other from here on
-        seconds = perf_counter() - step.begin if self._asynchronous else None
-        self.speculator.learn(verify_batch, {} if check is None else check.verdict, step.aux, seconds)
+        self.learn(step)
+
+    def plain(self, step: Step) -> bool:
+        """True if a speculator that may draft has found nothing, and needs to see nothing, in a step of all rows."""
+        speculator, verify_batch = self.speculator, step.verify_batch
+        if speculator is None or verify_batch is None or speculator.watches:
+            return False
+        return not verify_batch.unusual(len(step.plan.rows))
+
+    def learn(self, step: Step) -> None:
+        """Show a step that is done to the speculator, where it may have had drafts."""
+        if self.speculator is not None and step.verify_batch is not None:
+            self.speculator.learn(step.verify_batch, {} if step.check is None else step.check.verdict, step.aux)
 
     def result(self, step: Step) -> StepResult:
         """The step's result as plain data."""

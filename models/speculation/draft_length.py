@@ -3,10 +3,11 @@
 Length: averages per row say how often its first draft and later ones are kept, and step times are measured by the
 number of drafts. The likeliest next draft of any row is added as long as expected tokens per second rise.
 
-On and off: these estimates miss costs outside of the step. So, for each batch size, windows of 32 steps that may draft
-are compared by the wall clock with steps that do not. If a window was not faster, or no row is worth a draft, drafting
-is off for 128 steps, then 256, then 512 (1,024 with more than 4 rows), or half as many if a new row comes. The first
-failure after a success is an accident: off for 16 steps. The same observations give the same decisions.
+On and off: these estimates miss costs outside of the step. So, for each range of batch sizes, an account of seconds is
+kept. A step that may draft takes its time out, and pays in the time that its tokens take without drafts. Once the
+account is four steps in the red, or no row is worth a draft, drafting is off until steps without drafts have taken a
+hundred times the loss since it went on, or half of that and a new row comes; twice as long if it fails again. So trials
+cost 2 % of the time at most, on every machine. The same observations give the same decisions.
 """
 
 from collections import deque
@@ -25,17 +26,18 @@ FIRST_RATE, STRENGTH, ROW_STRENGTH = 0.7, 2.0, 4.0
 REVIEW_STEPS, PROBE_STEPS = 8, 64
 """Steps between two choices of lengths, and steps after which a row without drafts gets one to be measured again."""
 LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.05, 1.1  # of speed; among many rows the likeliest drafts are overestimated
-PLAIN_STEPS, PLAIN_AGAIN, MOST_AGAIN, MOST_WAITING = 4, 32, 256, 24
-"""Steps without drafts that are timed at first, steps until they are again, and steps to wait for them."""
-WINDOW, WORTH, WORTH_OF_MANY = 32, 1.0, 1.2
-"""The multiple of the speed without drafts that a window must reach. Rows that draft end before the others, whose steps
-then have fewer rows to share their cost."""
-VERDICTS = {4: 0.6, 8: 0.75, 16: 0.9, WINDOW: 1.0}  # share of that speed after so many steps
+FIRST_PLAIN, HESITATION, PLAIN_STEPS = 8, 64, 4
+"""Steps without drafts that are timed at first, at first where drafting is off with other batch sizes, and later."""
+PLAIN_AGAIN, MOST_AGAIN = 64, 1024
+"""Steps that may draft until some without drafts are timed again, at first and after many times."""
 LOOKS, PATIENCE = 3, 8  # steps in which all rows draft at first, and in which none need be worth a draft later
-RETRY, MOST_RETRY, RETRY_OF_MANY, ACCIDENT, HESITATION = 128, 512, 1024, 16, 64
-"""Steps off: usually, after an accident, and with fewer rows than those with which drafts do not pay."""
-TIMED_EACH, TIMED, OUTLIER = 32, 8, 2.5
-"""While drafting is off, one step of so many is timed; the last ones count, up to this multiple of their median."""
+SHARE, MOST_FAILS = 0.01, 1  # of the time that trials may cost, and how often it is halved
+ALLOWED, CREDIT, LEAST_LOSS = 4.0, 8.0, 0.25
+"""Steps without drafts: how far in the red an account may be, how much gain that minds, and the loss of any trial."""
+STRETCH = 16
+"""Steps of a rest that are timed together."""
+TIMED, OUTLIER = 16, 2.5
+"""The last times count, up to this multiple of their median."""
 
 
 def rounded(number: int) -> int:
@@ -46,10 +48,10 @@ def rounded(number: int) -> int:
 
 class StepSeconds:
     """Seconds of steps of one batch size by their number of drafts, and of the proposer per depth. slope: share of a
-    step without drafts that a draft adds beyond the measured ones."""
+    step without drafts that a draft adds beyond the measured ones; level: seconds of a step without drafts."""
 
-    def __init__(self, slope: float) -> None:
-        self.level, self.slope, self.asking = 0.0, slope, 0.0
+    def __init__(self, slope: float, level: float = 0.0) -> None:
+        self.level, self.slope, self.asking = level, slope, 0.0
         self.seen: dict[int, int] = {}
         self._ratios = {0: 1.0}
 
@@ -82,75 +84,90 @@ class StepSeconds:
         self.seen, self.slope = dict.fromkeys(self.seen, 1), self.slope / 2
 
 
-class Drafting:
-    """Drafting with one range of batch sizes: on, or off for some steps to come."""
+class Account:
+    """Drafting with one range of batch sizes: on, or off until its loss is made up for."""
 
-    def __init__(self, *, few: bool, off: int = 0) -> None:
-        self.plain_due, self._waited, self._since_plain, self._again = PLAIN_STEPS, 0, 0, PLAIN_AGAIN
-        self._few, self._accidents, self._fails = few, 1, 0
+    def __init__(self, *, owed: float = 0.0, plain: int = FIRST_PLAIN) -> None:
+        """owed: seconds of steps without drafts until the first trial; plain: steps without drafts in front of it."""
         self._begin()
-        self.off, self.long, self._half = off, off > 0, off // 2
+        self.off, self.owed, self._half, self._fails = owed > 0, owed, owed / 2, 0
+        self.plain, self._again, self._since = plain, PLAIN_AGAIN, 0
 
     def _begin(self) -> None:
-        self.off, self.looks, self._patience, self._worthless = 0, LOOKS, 0, 0
-        self._periods, self._earned = list[float](), 0.0
+        self.off, self.looks, self._patience, self._worthless = False, LOOKS, 0, 0
+        self._steps = deque[tuple[float, float]](maxlen=TIMED)
+        self._count, self._lost, self._net = 0, 0.0, 0.0
 
-    def rests(self, *, new_row: bool) -> bool:
-        """True if the coming step has no drafts, since they are off or it is to be timed."""
-        if self.off:
-            self.off -= 1
-            if not self.off or (new_row and self.off <= self._half):
-                self._begin()
-        elif self._since_plain >= self._again:
-            self.plain_due, self._waited, self._since_plain = PLAIN_STEPS, 0, 0
-            self._again = min(2 * self._again, MOST_AGAIN)
-        self._waited += 1
-        return self.off > 0 or (self.plain_due > 0 and self._waited <= MOST_WAITING)
+    def wakes(self, *, new_row: bool) -> bool:
+        """True if drafting is on again from the coming step on."""
+        if not self.off or self.owed > (self._half if new_row else 0.0):
+            return False
+        self._begin()
+        return True
 
-    def note(self, *, worth: bool) -> None:
+    @property
+    def rest(self) -> int:
+        """Steps without drafts that are due."""
+        return STRETCH if self.off else self.plain
+
+    def note(self, *, worth: bool, plain: float) -> None:
         """Some row is worth a draft in the step under way, or none is."""
         self._worthless, self._patience = (0, PATIENCE) if worth else (self._worthless + 1, self._patience)
         if self._worthless > self._patience:
-            self._fail()
+            self._fail(plain)
 
-    def learn(self, period: float, plain: float, tokens: float) -> None:
-        """Take in a step that might draft: its seconds, those of one without drafts, and its tokens per row."""
-        if self.off or self.looks:  # first steps of a kind take long
+    def rested(self, steps: int, seconds: float) -> None:
+        """Take in steps without drafts."""
+        self.plain, self.owed = max(0, self.plain - steps), self.owed - seconds
+
+    def drafted(self, seconds: float, proposing: float, plain: float, tokens: float) -> None:
+        """Take in a step that might draft, where one without drafts takes `plain` seconds: its tokens per row, and the
+        proposer's seconds in it, which count in full: behind every sleep it may have much to read."""
+        if self.off:
             return
-        self._since_plain += 1
-        self._periods.append(period)
-        self._earned += plain * tokens
-        count = len(self._periods)
-        worth = VERDICTS.get(count, 0.0) * (WORTH if self._few else WORTH_OF_MANY)
-        if worth and self._earned < worth * count * _mean(self._periods):
-            self._fail()
-        elif count == WINDOW:
-            self._accidents, self._fails, self._periods, self._earned = 1, 0, [], 0.0
+        own = proposing if self._fails else 0.0  # what is slow the first time alone is an accident
+        self._steps.append((seconds - own, own - plain * tokens))
+        self._count, self._since = self._count + 1, self._since + 1
+        if self._count <= LOOKS:
+            return  # first steps of a kind take long, of which there must be others to be told
+        loss = self._loss(LOOKS + 1 if self._count == LOOKS + 1 else 1)
+        self._net, self._lost = self._net + loss, max(self._lost + loss, -CREDIT * plain)
+        if self._lost <= -CREDIT * plain:
+            self._fails = 0
+        if self._lost > ALLOWED * plain:
+            self._fail(plain)
+        elif self._since >= self._again:
+            self.plain, self._since, self._again = PLAIN_STEPS, 0, min(2 * self._again, MOST_AGAIN)
 
-    def _fail(self) -> None:
-        retry, self.long = min(RETRY << self._fails, MOST_RETRY) if self._few else RETRY_OF_MANY, not self._accidents
-        self.off, self._fails = (retry, self._fails + 1) if self.long else (ACCIDENT, self._fails)
-        self._half, self._accidents = self.off // 2, 0
+    def _loss(self, last: int) -> float:
+        """Seconds lost in the last steps."""
+        most = OUTLIER * median(seconds for seconds, _ in self._steps)
+        return sum(min(seconds, most) + more for seconds, more in list(self._steps)[-last:])
+
+    def _fail(self, plain: float) -> None:
+        lost = self._net if self._count > LOOKS else self._loss(self._count) if self._count else 0.0
+        self.off, self.owed = True, max(lost, LEAST_LOSS * plain) / SHARE * 2**self._fails
+        self._half, self._fails = self.owed / 2, min(self._fails + 1, MOST_FAILS)
 
 
 class DraftLength:
-    """Chooses how deep each row drafts. For each step: `passes`, then `rests` unless that is true, then `limits` and
-    `learn` unless that is true."""
+    """Chooses how deep each row drafts. For each step: `rests`, then `limits` and `learn` unless it does."""
 
     def __init__(self, levels: Sequence[int], *, sleeps: bool = False) -> None:
-        """levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far; sleeps: steps
-        are faster while the proposer sleeps, since it need not follow the rows."""
+        """levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far; sleeps: the
+        proposer must be shown a step before it can draft again."""
         self._sleeps, self._nodes = sleeps, np.array([0, *levels], np.int64)
         self._rows, self._all, self._depths = np.zeros((0, 6)), np.zeros(6), np.zeros(0, np.int64)
         """By slot, and of all rows: first drafts and kept ones, later drafts behind kept ones and kept ones, depths
         asked for and offered; by slot, chosen depths."""
         self._waiting: list[tuple[Ints, Ints, Ints, Ints]] = []
         self._given: Ints | None = None  # by slot, the depths of the step under way, if any row was asked for drafts
-        self._size, self._due, self._turn, self._gained, self._fresh = 0, True, 0, 0, False
+        self._size, self._due, self._turn, self._fresh = 0, True, 0, False
         self._seconds: dict[int, StepSeconds] = {}
-        self._plain: dict[int, deque[float]] = {}  # wall-clock seconds of steps without drafts
-        self._drafting: dict[int, Drafting] = {}
-        self._last: tuple[float, int, bool] | None = None  # beginning, rows and rest of a step that is timed
+        self._plain: dict[int, deque[float]] = {}  # seconds of steps without drafts
+        self._accounts: dict[int, Account] = {}
+        self._last: tuple[float, int, int] | None = None  # beginning, rows and rest of what is timed
+        self._batch, self._drafts, self._kept, self._proposing = 0, 0, 0, 0.0  # of the step under way
 
     def add_row(self, slot: int) -> None:
         """A row has taken a slot; observations of the slot's previous row are discarded."""
@@ -159,52 +176,38 @@ class DraftLength:
             self._rows = np.concatenate((self._rows, np.zeros((more, 6))))
             self._depths = np.concatenate((self._depths, np.zeros(more, np.int64)))
         self._rows[slot], self._depths[slot], self._fresh = 0.0, NEW, True
-        few = self._last is not None and self._last[1] <= FEW_ROWS
-        self._last = None if few else self._last  # perhaps there was nothing to do meanwhile
 
-    def passes(self, batch_size: int) -> bool:
-        """True if the next step has no drafts and is not timed, as in most of a long time off."""
-        drafting = self._drafting.get((batch_size - 1).bit_length())
-        drafted = self._last is not None and not self._last[2]  # that step is still to be timed
-        if drafting is None or not drafting.long or drafting.off % TIMED_EACH < 2 or self._fresh or drafted:
-            return False
-        drafting.off -= 1
-        self._last = None
-        return True
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False, left: int = 0) -> int:
+        """Steps from the coming one on that have no drafts, if they are of the same rows; 0 if it may draft.
 
-    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
-        """True if the next step has no drafts and is not learned from. moment: wall-clock seconds; mixed: some rows
-        compute more than one position."""
+        Args:
+            moment: seconds of the clock.
+            mixed: some rows compute more than one position.
+            left: steps of the last rest that did not come.
+        """
         if self._last is not None:
-            self._time(moment - self._last[0], *self._last[1:])
-        drafting, seconds = self._drafting_of(batch_size), self._seconds_of(batch_size)
-        off, plain_due, rests = drafting.off, drafting.plain_due, drafting.rests(new_row=self._fresh)
-        if off and not drafting.off:
-            seconds.relax()
+            began, rows, rested = self._last
+            self._time(moment - began, rows, rested - left, idle=self._fresh and rows <= FEW_ROWS)
+        account, known = self._account(batch_size), self._seconds_of(batch_size)
+        if account.wakes(new_row=self._fresh):
+            known.relax()
             self._due = True
-        elif drafting.plain_due > plain_due:
-            seconds.seen[0] = 0
-        self._last = None if mixed else (moment, batch_size, rests)
-        self._gained, self._fresh = 0, False
-        return rests
-
-    def asleep(self, batch_size: int) -> bool:
-        """True if there will be no drafts for long, so that the proposer need not follow the rows."""
-        return self._sleeps and (drafting := self._drafting_of(batch_size)).long and drafting.off > 0
+        steps = min(account.rest, 1) if mixed else account.rest
+        self._last = None if mixed else (moment, batch_size, steps)
+        self._batch, self._drafts, self._kept, self._proposing, self._fresh = batch_size, 0, 0, 0.0, False
+        return steps
 
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
         """Drafts for each of the rows [rows] at `slots`, at most `most`. batch_size: others included."""
-        drafting, few, self._given = self._drafting_of(batch_size), batch_size <= FEW_ROWS, None
-        if self._seconds_of(batch_size).seen.get(0, 0) < LOOKS:  # its thread's seconds without drafts
-            return np.zeros_like(most)
+        account, few, self._given = self._account(batch_size), batch_size <= FEW_ROWS, None
         other = rounded(batch_size) != self._size or bool((self._depths[slots] == NEW).any())
         if self._due or other or len(self._waiting) >= (2 if few else REVIEW_STEPS):
             self._review(slots, batch_size)
         depths = self._depths[slots]
-        if drafting.looks:
+        if account.looks:
             depths = np.maximum(depths, 1) if few else np.ones_like(depths)
         else:
-            drafting.note(worth=bool(depths.any()))
+            account.note(worth=bool(depths.any()), plain=self._plain_of(batch_size))
             self._turn += 1
             if self._turn % PROBE_STEPS == 0:
                 silent = np.flatnonzero(depths == 0)
@@ -215,34 +218,20 @@ class DraftLength:
             self._given[slots] = depths
         return np.asarray(self._nodes[depths])
 
-    def learn(
-        self,
-        slots: Ints,
-        drafted: Ints,
-        kept: Ints,
-        tokens: int,
-        seconds: float,
-        proposing: float = 0,
-        following: float = 0,
-    ) -> None:
-        """Learn from a step of so many tokens and seconds of its thread. slots, drafted, kept: [rows] that might draft,
-        their drafts, and how deep these were kept; proposing, following: the proposer's seconds, and to follow rows."""
-        if not slots.size:
-            return
+    def learn(self, slots: Ints, drafted: Ints, kept: Ints, proposing: float = 0.0) -> None:
+        """Learn from the step under way. slots, drafted, kept: [rows] that might draft, their drafts, and how deep
+        these were kept; proposing: the proposer's seconds."""
         given, self._given = self._given, None
-        drafts, known, drafting = int(drafted.sum()), self._seconds_of(slots.size), self._drafting_of(slots.size)
-        self._gained += int(kept.sum())
-        if given is not None:
-            asked = np.flatnonzero(given[slots])
-            depths, offered = given[slots[asked]], np.searchsorted(self._nodes, drafted[asked])
-            self._waiting.append((slots[asked], depths, offered, kept[asked]))
-            if drafting.looks and (drafts or not self._sleeps):  # after a sleep there are none for some rows
-                drafting.looks, self._due = drafting.looks - 1, True
-            price = proposing / (1 + int(depths.max()))
-            known.asking += (price - known.asking) * (0.2 if 0 < known.asking < price else 0.6)
-        own = seconds - proposing - (following if self._sleeps and given is None else 0.0)
-        if tokens - drafts == slots.size and own > 0:  # the cost of drafts cannot be told from that of prompts
-            known.learn(drafts, own)
+        self._drafts, self._kept, self._proposing = int(drafted.sum()), int(kept.sum()), proposing
+        if given is None:
+            return
+        asked, account = np.flatnonzero(given[slots]), self._account(self._batch)
+        depths, offered = given[slots[asked]], np.searchsorted(self._nodes, drafted[asked])
+        self._waiting.append((slots[asked], depths, offered, kept[asked]))
+        if account.looks and (self._drafts or not self._sleeps):  # after a sleep there are none for some rows
+            account.looks, self._due = account.looks - 1, True
+        known, price = self._seconds_of(self._batch), proposing / (1 + int(depths.max()))
+        known.asking += (price - known.asking) * (0.2 if 0 < known.asking < price else 0.6)
 
     def _review(self, slots: Ints, batch_size: int) -> None:
         """Learn from the observed steps, and choose all depths anew."""
@@ -268,33 +257,43 @@ class DraftLength:
         count = best + 1 if speeds[best] * costs.level > least * batch_size else 0
         self._depths[slots] = np.bincount(order[:count] // depth, minlength=slots.size)
 
-    def _time(self, period: float, rows: int, rested: bool) -> None:
-        """Take in the wall-clock seconds of the step that has ended."""
-        drafting, size = self._drafting_of(rows), rounded(rows)
-        if rested:
-            self._plain.setdefault(size, deque(maxlen=TIMED)).append(period)
-            drafting.plain_due -= drafting.plain_due > 0
-        elif self._plain:  # where rows come and go, no size lasts long enough
-            nearest = min(self._plain, key=lambda other: abs(other - size))
-            drafting.learn(period, _mean(self._plain[nearest]), 1 + self._gained / rows)
+    def _time(self, seconds: float, rows: int, rested: int, *, idle: bool) -> None:
+        """Take in what has ended: so many steps of a rest, or 0 and a step that might draft. idle: perhaps there was
+        nothing to do at its end, so that its seconds say nothing."""
+        account, known = self._account(rows), self._seconds_of(rows)
+        if rested > 0 and idle:
+            account.rested(0, rested * self._plain_of(rows))
+        elif rested > 0:
+            self._plain.setdefault(rounded(rows), deque(maxlen=TIMED)).append(seconds / rested)
+            known.learn(0, seconds / rested)
+            account.rested(rested, seconds)
+        elif not idle:
+            if self._drafts and seconds > self._proposing:
+                known.learn(self._drafts, seconds - self._proposing)
+            account.drafted(seconds, self._proposing, self._plain_of(rows), 1 + self._kept / rows)
 
-    def _drafting_of(self, rows: int) -> Drafting:
+    def _plain_of(self, rows: int) -> float:
+        """Seconds of a step without drafts; where rows come and go, of the nearest batch size that was seen."""
+        size = rounded(rows)
+        periods = self._plain[min(self._plain, key=lambda other: abs(other - size))] if self._plain else ()
+        most = OUTLIER * median(periods) if periods else 0.0
+        return sum(min(period, most) for period in periods) / max(1, len(periods))
+
+    def _account(self, rows: int) -> Account:
         size = (rows - 1).bit_length()
-        if size not in self._drafting:  # drafts that do not pay with fewer rows do not with more
-            off = {other: one.off for other, one in self._drafting.items() if one.off and one.long}
-            steps = max((left for other, left in off.items() if other < size), default=HESITATION if off else 0)
-            self._drafting[size] = Drafting(few=rows <= FEW_ROWS, off=steps)
-        return self._drafting[size]
+        if size not in self._accounts:  # drafts that do not pay with fewer rows do not with more
+            owed = {other: one.owed for other, one in self._accounts.items() if one.off}
+            self._accounts[size] = Account(
+                owed=max((seconds for other, seconds in owed.items() if other < size), default=0.0),
+                plain=HESITATION if owed else FIRST_PLAIN,
+            )
+        return self._accounts[size]
 
     def _seconds_of(self, rows: int) -> StepSeconds:
         size = rounded(rows)
         if size not in self._seconds:
             nearest = min(self._seconds, key=lambda other: abs(other - size), default=None)
-            slope = 0.1 / size if nearest is None else self._seconds[nearest].slope * min(1.0, nearest / size)
-            self._seconds[size] = StepSeconds(slope)
+            near = None if nearest is None else self._seconds[nearest]
+            slope = 0.1 / size if nearest is None or near is None else near.slope * min(1.0, nearest / size)
+            self._seconds[size] = StepSeconds(slope, 0.0 if near is None else near.level)
         return self._seconds[size]
-
-
-def _mean(periods: Sequence[float]) -> float:
-    most = OUTLIER * median(periods)
-    return sum(min(period, most) for period in periods) / len(periods)

@@ -6,7 +6,7 @@ values, then its drafts.
 """
 
 from collections.abc import Callable, Sequence
-from time import perf_counter, thread_time
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -51,8 +51,7 @@ class Speculator:
         synthetic: SyntheticAcceptance | None = None,
         guides: GuidedRows | None = None,
         trees: bool = True,
-        clock: Callable[[], float] = thread_time,
-        wall: Callable[[], float] = perf_counter,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """
         Args:
@@ -62,28 +61,22 @@ class Speculator:
             length: chooses the number of drafts; None always takes `most`.
             synthetic: keeps drafts at random, for benchmarks: the output is not the model's.
             trees: the attention has masks for them.
-            clock: measures steps, in seconds. The usual one is the thread's processor time, so that a busy machine does
-            not
-                look like costly drafts.
-            wall: measures the proposer, which may wait for other threads or a device; seconds.
+            clock: seconds.
         """
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
         self._trees = trees
         self.num_drafts = 0
         """Drafts that the last step verified."""
-        self._clock, self._wall, self._began = clock, wall, 0.0
-        self._proposing = 0.0
-        """The proposer's seconds in the step under way."""
-        self._unseen = 0.0
-        """The part of these that `clock` has not counted."""
-        self._idled = 0.0
-        """Seconds in which the proposer followed steps without drafts, which a sleep saves."""
+        self._clock, self._proposing = clock, 0.0
+        """And the proposer's seconds in the step under way."""
         self._sleeper = proposer if isinstance(proposer, Sleeper) else None
         self._missed: set[int] = set()
         """Slots passed to `miss` since the last `observe` or the last new row."""
-        self._rests = self._sleeps = False
-        """The step under way has no drafts; the proposer does not see it, either."""
+        self._rests, self._left = False, 0
+        """The step under way has no drafts, and so many after it, if they are of the same rows."""
+        self._resting: Ints | None = None
+        """Slots of these."""
         proposer.reset()
 
     @property
@@ -92,9 +85,14 @@ class Speculator:
         return self._most
 
     @property
+    def watches(self) -> bool:
+        """True if the proposer is shown the step under way."""
+        return self.proposer.aux_hidden_states.wanted and not (self._rests and self._sleeper is not None)
+
+    @property
     def aux_hidden_states(self) -> AuxHiddenStates:
         """The hidden states that the proposer gets of the step under way."""
-        return NO_AUX_HIDDEN_STATES if self._sleeps else self.proposer.aux_hidden_states
+        return self.proposer.aux_hidden_states if self.watches else NO_AUX_HIDDEN_STATES
 
     def add_row(self, new: NewRow) -> None:
         """Called when it is in the table and has options."""
@@ -110,25 +108,35 @@ class Speculator:
         if not self._rows.pooled[slot]:
             self.proposer.drop_row(slot, self._rows.text(slot))
 
-    def passes(self, slots: Ints, starts: Ints, ends: Ints) -> bool:
-        """True if the step is inside a long sleep, and just as the host has planned: no other method is called then.
+    def rests(self, plan: StepPlan) -> bool:
+        """Begin a step: True if it has no drafts, and the proposer is not shown it. If all of its rows are where the
+        host expects them, it is that of an engine without speculation. Called once for a plan, before `begin`.
 
-        This path is separate for its speed. Most steps come where drafts do not pay. Code that takes three microseconds
-        in a loop takes twenty after matrix products have evicted it from the processor's caches.
+        Most calls return at once: Code that takes three microseconds in a loop takes twenty after matrix products have
+        evicted it from the processor's caches.
+        """
+        slots = self._rows.places(plan)
+        if self._left and slots is self._resting:
+            self._left -= 1
+            return not self.watches
+        self.num_drafts, self._resting = 0, slots
+        if self._length is not None:
+            mixed = max(plan.counts) > 1
+            steps = self._length.rests(slots.size, self._clock(), mixed=mixed, left=self._left)
+            self._rests, self._left = steps > 0, max(0, steps - 1)
+        if self.watches or not self._rests:
+            self._missed.clear()
+        else:
+            self._miss(slots, np.array(plan.starts, dtype=np.int64))
+        return self._rests and not self.watches
+
+    def passes(self, slots: Ints, starts: Ints, ends: Ints) -> bool:
+        """True if the step under way rests, and its rows are where the host expects them: nothing more is to be done.
 
         Args:
             slots, starts, ends: of the plan's rows.
         """
-        informed = not self.proposer.aux_hidden_states.wanted or (
-            self._sleeps and self._missed.issuperset(slots.tolist())
-        )
-        if self._length is None or not informed or not self._as_planned(slots, starts, ends, self._rows.lengths[slots]):
-            return False
-        if not self._length.passes(slots.size):
-            return False
-        self.num_drafts = 0
-        self._rows.computed[slots] = ends
-        return True
+        return self._rests and not self.watches and self._as_planned(slots, starts, ends, self._rows.lengths[slots])
 
     def begin(self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints) -> VerifyBatch:
         """Decide which positions each row computes, and write its drafts behind its tokens.
@@ -136,17 +144,10 @@ class Speculator:
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
         """
-        self.num_drafts = 0
-        self._rests = self._length is not None and self._length.rests(
-            slots.size, self._wall() - self._idled, mixed=max(plan.counts, default=1) > 1
-        )
-        self._sleeps = self._rests and self._length is not None and self._length.asleep(slots.size)
-        if not self._sleeps:
-            self._missed.clear()
+        self._proposing = 0.0
         lengths = self._rows.lengths[slots]
         if self._rests and self._as_planned(slots, starts, starts + counts, lengths):
             return VerifyBatch(Spans(np.arange(slots.size), slots, starts, counts), NONE, lengths)
-        self._began, self._proposing, self._unseen = self._clock(), 0.0, 0.0
         limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
         speculative = limits >= 0
         starts = np.where(speculative, np.maximum(starts, self._rows.computed[slots]), starts)
@@ -214,51 +215,32 @@ class Speculator:
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
-    def learn(
-        self,
-        verify_batch: VerifyBatch,
-        verdict: dict[int, Verdict],
-        aux: Sequence[Tensor],
-        seconds: float | None = None,
-    ) -> None:
-        """Show the proposer the computed and kept tokens, and measure the time.
+    def learn(self, verify_batch: VerifyBatch, verdict: dict[int, Verdict], aux: Sequence[Tensor]) -> None:
+        """Show the proposer the computed and kept tokens, and keep count.
 
         Args:
             verdict: as for `finish`; of a step without drafts nothing.
             aux: the states of the step's tokens, piece by piece; empty if none are shown.
-            seconds: that the step took where its thread does not compute it; None goes by the clock.
         """
-        following = 0.0
-        if self._sleeps:
-            self._miss(verify_batch)
-        elif self.proposer.aux_hidden_states.wanted:
-            begin = self._wall()
+        if self.watches:
             self._observe(verify_batch, verdict, aux)
-            following = self._wall() - begin
-            if self._rests:
-                self._idled += following
-        if self._length is not None and not self._rests:
-            speculative, spans = np.flatnonzero(verify_batch.speculative), verify_batch.spans
-            accepted = np.zeros(spans.slots.size, dtype=np.int64)
-            for row, kept in verdict.items():
-                accepted[row] = kept.accepted
-            self._length.learn(
-                spans.slots[speculative],
-                verify_batch.draft_counts()[speculative],
-                accepted[speculative],
-                int(spans.counts.sum()),
-                self._clock() - self._began + self._unseen if seconds is None else seconds,
-                self._proposing,
-                following=following,
-            )
+        if self._length is None or self._rests:
+            return
+        speculative, spans = np.flatnonzero(verify_batch.speculative), verify_batch.spans
+        if not speculative.size:
+            return
+        accepted = np.zeros(spans.slots.size, dtype=np.int64)
+        for row, kept in verdict.items():
+            accepted[row] = kept.accepted
+        drafted = verify_batch.draft_counts()
+        self._length.learn(spans.slots[speculative], drafted[speculative], accepted[speculative], self._proposing)
 
-    def _miss(self, verify_batch: VerifyBatch) -> None:
+    def _miss(self, slots: Ints, starts: Ints) -> None:
         """Tell a proposer that it is not shown this step, once for as long as it goes on with the same rows."""
-        slots = verify_batch.spans.slots
         if self._sleeper is not None and not self._missed.issuperset(slots.tolist()):
             self._missed.update(slots.tolist())
             writing = self._rows.pooled[slots] == 0  # it knows of no others
-            self._sleeper.miss(slots[writing], verify_batch.spans.starts[writing])
+            self._sleeper.miss(slots[writing], np.maximum(starts, self._rows.computed[slots])[writing])
 
     def _observe(self, verify_batch: VerifyBatch, verdict: dict[int, Verdict], aux: Sequence[Tensor]) -> None:
         spans = verify_batch.spans
@@ -303,7 +285,7 @@ class Speculator:
         asked = np.flatnonzero(limits > 0)
         if not asked.size:
             return {}
-        begin, began = self._clock(), self._wall()
+        began = self._clock()
         self._rows.settle()
         rows = [plan.rows[index] for index in asked.tolist()]
         drafts = self.proposer.propose(
@@ -330,8 +312,7 @@ class Speculator:
             if len(drafted):
                 found[index] = drafted
         self._place(found, slots, lengths)
-        self._proposing = self._wall() - began
-        self._unseen = self._proposing - (self._clock() - begin)
+        self._proposing = self._clock() - began
         return found
 
     def _draws(self, rows: Sequence[int]) -> RowDraws:

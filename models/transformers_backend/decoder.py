@@ -22,10 +22,14 @@ from troupellm.models.hub.weight_files import INDEX, SINGLE, folder_weight_files
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import EMBEDDING
 from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
 from troupellm.models.transformers_backend.gguf import empty_model, fill
+from troupellm.models.transformers_backend.linears import PackedLayer, pack_layers, with_layers
+from troupellm.models.transformers_backend.quantized import read_parts
+from troupellm.protocol.config.setting_types import OnLoad
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 STRETCHED = ("dynamic", "longrope")
@@ -79,6 +83,8 @@ class TransformersDecoder:
         self.config, self.model = config, model
         self.dtype: torch.dtype = model.dtype
         self.body, self._place = body_of(model), body_name(model)
+        self.products = [layer.packed for layer in model.modules() if isinstance(layer, PackedLayer)]
+        """Linear layers that are computed by our products."""
         self.head: Given | None = None
         """Stands in for the body, and gives the head its hidden states."""
         _fix_rotations(self.body, max_model_len)
@@ -146,43 +152,79 @@ class TransformersDecoder:
         return found[0].float()
 
 
-def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy: bool, seed: int) -> Any:
+def read_model(
+    folder: Path,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    *,
+    dummy: bool = False,
+    seed: int = 0,
+    form: Format | None = None,
+    mode: OnLoad | None = None,
+) -> Any:
     """The model with its weights, from safetensors or a GGUF file alone.
 
     Args:
         dummy: random weights instead, by `seed`.
+        form: how its linear layers are stored; None is plainly.
+        mode: how they are quantized on the way.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or does not hold what the model needs, no more and no less.
     """
-    from transformers.utils import logging
-
     settings = hf_config(folder, text_part=config.text_part)
-    found = type(make_skeleton(config.architecture, settings))
+    skeleton = make_skeleton(config.architecture, settings)
+    found = type(skeleton)
     if dummy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return prepared(found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype))
-    if is_gguf(folder):
+            model = found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype)
+    elif is_gguf(folder):
         model = empty_model(found, settings, attn_implementation=attention.NAME, dtype=dtype)
         fill(model, folder, dtype, config.head_dim, tied=config.tie_word_embeddings)
-        return prepared(model)
+    elif form is not None:
+        stored = QuantizedCheckpoint(folder, dtype, lambda _: None, form)
+        parts = read_parts(stored, skeleton, config, mode)
+        model = _from_tensors(folder, with_layers(found, parts.layers), config, settings, dtype, parts.tensors)
+    else:
+        model = _from_tensors(folder, found, config, settings, dtype, _unusual_tensors(folder, config))
+    pack_layers(model, mode)
+    return prepared(model)
+
+
+def _unusual_tensors(folder: Path, config: DecoderConfig) -> dict[str, Tensor] | None:
+    """Plain weights that the library does not find, or by other names; None where it does.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged.
+    """
     files = folder_weight_files(folder)
     for file in files:
         check_header(folder / file)
-    # The library finds files by these two names alone, and prefers the first.
-    usual = files == [SINGLE] or ((folder / INDEX).is_file() and not (folder / SINGLE).is_file())
-    tensors = None
     if config.text_part:
-        tensors = _text_tensors(folder, files, config)
-    elif not usual:
-        tensors = {name: one for file in files for name, one in load_file(folder / file).items()}
+        return _text_tensors(folder, files, config)
+    # The library finds files by these two names alone, and prefers the first.
+    if files == [SINGLE] or ((folder / INDEX).is_file() and not (folder / SINGLE).is_file()):
+        return None
+    return {name: one for file in files for name, one in load_file(folder / file).items()}
+
+
+def _from_tensors(
+    folder: Path, kind: Any, config: DecoderConfig, settings: Any, dtype: torch.dtype, tensors: dict[str, Tensor] | None
+) -> Any:
+    """The model of the class `kind` with these tensors, or those of the folder where they are None.
+
+    Raises:
+        ModelLoadError: tensors are missing or left over, or have other shapes.
+    """
+    from transformers.utils import logging
+
     for file in ("generation_config.json", SINGLE):  # the library reads these even if an index lists others
         check_file(folder / file)
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model, report = found.from_pretrained(
+        model, report = kind.from_pretrained(
             folder if tensors is None else None,
             config=settings,
             state_dict=tensors,
@@ -208,7 +250,7 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ModelLoadError(f"{fault.replace('_keys', '')} tensor {names[0]}{more}")
-    return prepared(model)
+    return model
 
 
 def _text_tensors(folder: Path, files: list[str], config: DecoderConfig) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
 from troupellm.models.config.hf_config import DTYPES, FILE, TEXT_PART, ConfigReader, architecture_of
+from troupellm.models.config.quantization_section import KEY as QUANTIZATION
 from troupellm.models.config.transformers_package import INSTALL, has_transformers
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.model_folder import check_file
@@ -51,8 +52,6 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         raise ModelLoadError("model_impl transformers needs the package transformers", hint=INSTALL)
     if (folder / "adapter_config.json").exists():
         raise ModelLoadError("adapter_config.json: adapters are not supported", hint="serve the merged model")
-    if reader.has("quantization_config"):
-        raise ModelLoadError(f"{FILE}: quantization_config: quantized checkpoints do not run by transformers here")
     text_part = reader.has(TEXT_PART)
     config = hf_config(folder, text_part=text_part)
     skeleton = make_skeleton(architecture, config)
@@ -88,6 +87,8 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
 def hf_config(folder: Path, *, text_part: bool = False) -> Any:
     """config.json, or what a GGUF file says instead, as `transformers` reads it; code in the folder is never run.
 
+    The quantization section is left out: stored formats are read here, by our own readers.
+
     Args:
         text_part: the section of the decoder alone, of a model with other parts.
 
@@ -103,9 +104,12 @@ def hf_config(folder: Path, *, text_part: bool = False) -> Any:
             values = dict(ConfigReader.load(folder).values)
             return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        return config.get_text_config() if text_part else config
     except Exception as error:
         raise ModelLoadError(f"{FILE} cannot be read by transformers: {_short(error)}") from error
+    for part in (config, config.get_text_config()):
+        if hasattr(part, QUANTIZATION):
+            delattr(part, QUANTIZATION)
+    return config.get_text_config() if text_part else config
 
 
 def make_skeleton(architecture: str, config: Any) -> Any:

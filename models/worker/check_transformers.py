@@ -63,8 +63,7 @@ def check_decoder(decoder: TransformersDecoder, cache: KVCache, *, max_model_len
     for got, expected in zip(by_steps, at_once, strict=True):
         error = torch.maximum(error, (got - expected).square().mean().sqrt())
         spread = torch.maximum(spread, (expected - expected.mean()).square().mean().sqrt())
-    own = next(decoder.model.parameters()).dtype
-    if not error <= max(TOLERANCE[own], TOLERANCE[cache.storage.dtype]) * spread:
+    if not error <= max(TOLERANCE[decoder.dtype], TOLERANCE[cache.storage.dtype]) * spread:
         raise ModelLoadError(
             f"{decoder.config.architecture} does not go with paged attention: what it computes step by step differs "
             f"from what it computes at once, by {float(error / spread):.3f} of the spread",

@@ -7,7 +7,9 @@ from msgspec import Meta
 Auto = Literal["auto"]
 OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
 """How weights are quantized while they are read."""
-StoredAs = Literal["awq", "gptq", "compressed-tensors", "gguf", "quark", "mxfp4", "modelopt", "auto-round"]
+StoredAs = Literal[
+    "awq", "gptq", "compressed-tensors", "gguf", "quark", "mxfp4", "modelopt", "auto-round", "bitsandbytes"
+]
 """How the weights of a checkpoint are quantized already."""
 EventDetail = Literal["off", "keys", "tokens"]
 """How much the events of KV blocks tell."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,14 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from troupellm.server.base.exchange import CHUNKS
-from troupellm.server.http.http1 import Http1
+from troupellm.server.http.http1 import AnsweredEarly, Http1
 from troupellm.server.http.http2 import Http2
 
 INBOX = 2
 """Of 64 KiB at most: chunks of a body that wait for the app; then the connection is not read."""
+
+LINGER_SECONDS = 30.0
+"""Seconds for the rest of a body whose request is answered; fewer where idle connections are kept for fewer."""
 
 
 class Connection(TCPServer):  # type: ignore[misc]
@@ -87,7 +91,23 @@ class Connection(TCPServer):  # type: ignore[misc]
                 return  # an answer that ends after its client has left: nothing is worth a keep-alive timeout any more
             if self.on_idle is not None:
                 self.on_idle(self, event.idle)
+        if isinstance(event, AnsweredEarly):
+            await self._linger(last=event.last)
+            return
         await super().protocol_send(event)
+
+    async def _linger(self, *, last: bool) -> None:
+        """The rest of a body is read for a while. A connection that lingers is closed for a new one, as an idle one."""
+        if last and self.writer.can_write_eof() and not self.writer.is_closing():
+            self.writer.write_eof()
+        if self.on_idle is not None:
+            self.on_idle(self, True)
+        await self.idle_task.restart(self._task_group, self._linger_timeout)
+
+    async def _linger_timeout(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.context.terminated.wait(), min(LINGER_SECONDS, self.config.keep_alive_timeout))
+        await asyncio.shield(self._initiate_server_close())
 
     async def _read_data(self) -> None:
         head_until: float | None = None

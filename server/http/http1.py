@@ -3,6 +3,7 @@ or tiny without need is ended."""
 
 import re
 import secrets
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -22,10 +23,21 @@ MAX_TINY_CHUNKS = 2_048
 LEAST_CHUNK = 32
 """Bytes that more chunks than that must have on average: each costs as much as a kilobyte."""
 
+MOST_DROPPED = 64 * 2**20
+"""Bytes of a body that are read and dropped after its answer. A client that sends more of it loses the connection."""
+
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FRAMING = (b"content-length", b"transfer-encoding")
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 _VERSIONS = (b"1.0", b"1.1")
+
+
+@dataclass(frozen=True)
+class AnsweredEarly(Event):  # type: ignore[misc]
+    """A request is answered, and its body still comes."""
+
+    last: bool
+    """The answer said that the connection ends with it."""
 
 
 class Http1(H11Protocol):  # type: ignore[misc]
@@ -43,6 +55,8 @@ class Http1(H11Protocol):  # type: ignore[misc]
         """An answer has begun whose body goes out in chunks, and has not ended."""
         self._closed = False
         """The client has left, as reading or writing has shown."""
+        self._dropped: int | None = None
+        """Bytes of a body that came after its answer; None unless such a body comes now."""
 
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
@@ -92,6 +106,10 @@ class Http1(H11Protocol):  # type: ignore[misc]
             except h11.RemoteProtocolError as error:
                 await self._end(error.error_status_hint)
                 break
+            if self._dropped is not None:
+                if await self._drop(event):
+                    continue
+                break
             if isinstance(event, h11.Data):
                 body.append(bytes(event.data))
                 continue
@@ -116,6 +134,31 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             else:  # a websocket's data
                 await self.stream.handle(event)
+
+    async def _maybe_recycle(self) -> None:
+        """hypercorn's, but the rest of a body that is answered early is read and dropped first. A connection that
+        closes with unread bytes is reset, and its client may lose the answer (RFC 9112, section 9.6)."""
+        last = self.connection.our_state is h11.MUST_CLOSE
+        early = self.connection.their_state is h11.SEND_BODY and (last or self.connection.our_state is h11.DONE)
+        if not early or self._closed or self.context.terminated.is_set():
+            await super()._maybe_recycle()
+            return
+        self._dropped = 0
+        await self._close_stream()
+        await self.send(AnsweredEarly(last))
+
+    async def _drop(self, event: Any) -> bool:
+        """Take an event of the body that is dropped. False where reading has nothing to go on with."""
+        if isinstance(event, h11.Data) and self._dropped is not None:
+            self._dropped += len(event.data)
+            if self._dropped > MOST_DROPPED:
+                await self.send(Closed())
+            return self._dropped <= MOST_DROPPED
+        if not isinstance(event, h11.EndOfMessage):
+            return False
+        self._dropped = None
+        await super()._maybe_recycle()
+        return self.connection.our_state is h11.IDLE
 
     async def _send_h11_event(self, event: Any) -> None:
         """hypercorn's, with the reason phrase that proxies and people read in a status line."""

@@ -165,7 +165,7 @@ async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
     hosts = WorkerHosts()
     async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=60) as attacked:
         spare = engine.ready.vocab_width - 1  # of the padding, which the canaries have no use for
-        runner_of(hosts.worker).decoder.embedding[spare] = float("nan")
+        runner_of(hosts.worker).decoder.embedding.table[spare] = float("nan")
         body = {"model": "tiny", "prompt": [*MARKER, spare, 5], "max_tokens": 8} | PLAIN
         for fields in ({}, {"stream": True}, {"n": 3, "temperature": 1.0}, {"prompt": [spare]}):
             answer = await attacked.client.post("/v1/completions", json=body | fields)

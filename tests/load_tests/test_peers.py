@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from troupellm.load_tests import cli
-from troupellm.load_tests.bench.offline import Bench
+from troupellm.load_tests.bench.offline import Bench, RandomModels
 from troupellm.load_tests.peers.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
 from troupellm.load_tests.peers.checkpoints import model_for, write_compressed
 from troupellm.load_tests.peers.environments import environment_of, link_package, python_of
@@ -154,7 +154,7 @@ def test_a_contestant_that_is_named_twice_is_started_once(tmp_path: Path, monkey
     started: list[str] = []
     monkeypatch.setattr(Bench, "_made", lambda self, name, *_: started.append(name))
     args = argparse.Namespace(contestants=["vllm", "troupellm", "vllm"], result_json=None, rounds=1, seed=0)
-    Bench(args, tmp_path, 1).compete("tiny", "fp32", [])
+    Bench(args, tmp_path, 1, RandomModels(tmp_path)).compete("tiny", "fp32", [])
     assert started == ["vllm", "troupellm"]
 
 

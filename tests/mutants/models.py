@@ -218,8 +218,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "drafts that do not pay are tried again at every new row",
         "models/speculation/draft_length.py",
-        "if not self.off or (new_row and self.off <= self._half):",
-        "if not self.off or new_row:",
+        "self.owed > (self._half if new_row else 0.0)",
+        "(self.owed > 0.0 and not new_row)",
         "models/speculation/test_on_off.py",
     ),
     Mutant(

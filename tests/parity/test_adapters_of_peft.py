@@ -20,14 +20,8 @@ from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.protocol.messages.worker import AdapterSlot
 from troupellm.tests.support.adapters.peft_reference import NEW_TOKENS
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import (
-    FAMILIES,
-    SIZES,
-    Driver,
-    Pair,
-    make_prompt,
-    write_tokenizer,
-)
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, SIZES, Pair, write_tokenizer
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.environment.absence import absent
 
 ROOT = Path(__file__).resolve().parents[2]

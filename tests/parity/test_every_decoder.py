@@ -19,7 +19,7 @@ from troupellm.models.transformers_backend.describe import describe
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
-from troupellm.tests.support.checkpoints.decoder_pairs import Driver, make_prompt
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.small_configs import small
 from troupellm.tests.support.engines.inside import runner_of
 

@@ -10,7 +10,8 @@ import torch
 
 from troupellm.models.config.decoder_config import LayerNorms, QueryGrowth, RopeConfig
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Driver, Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 
 LENGTH = 45
 CLEAR = 0.01

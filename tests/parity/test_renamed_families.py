@@ -18,7 +18,8 @@ from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import LLAMA3, SIZES, Driver, Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import LLAMA3, SIZES, Pair
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 FILE, CONFIG = "model.safetensors", "config.json"
@@ -79,16 +80,27 @@ PUBLISHED: dict[str, Published] = {
     "exaone3": Published(
         lambda: transformers.LlamaConfig(**PLAIN, rope_parameters=LLAMA3),
         {
-            "architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "num_layers": 2, "num_hidden_layers": None,
-            "layer_norm_epsilon": 1e-6, "rms_norm_eps": None, "activation_function": "silu", "hidden_act": None,
+            "architectures": ["ExaoneForCausalLM"],
+            "model_type": "exaone",
+            "num_layers": 2,
+            "num_hidden_layers": None,
+            "layer_norm_epsilon": 1e-6,
+            "rms_norm_eps": None,
+            "activation_function": "silu",
+            "hidden_act": None,
         },
         {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"},
         "transformer.h.",
         {
-            "self_attn.q_proj": "attn.attention.q_proj", "self_attn.k_proj": "attn.attention.k_proj",
-            "self_attn.v_proj": "attn.attention.v_proj", "self_attn.o_proj": "attn.attention.out_proj",
-            "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj",
-            "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
+            "self_attn.q_proj": "attn.attention.q_proj",
+            "self_attn.k_proj": "attn.attention.k_proj",
+            "self_attn.v_proj": "attn.attention.v_proj",
+            "self_attn.o_proj": "attn.attention.out_proj",
+            "mlp.gate_proj": "mlp.c_fc_0",
+            "mlp.up_proj": "mlp.c_fc_1",
+            "mlp.down_proj": "mlp.c_proj",
+            "input_layernorm": "ln_1",
+            "post_attention_layernorm": "ln_2",
         },
         extra={"transformer.h.0.attn.attention.rotary.inv_freq": torch.ones(8)},
     ),
@@ -104,25 +116,48 @@ PUBLISHED: dict[str, Published] = {
     ),
     "chatglm": Published(
         lambda: transformers.GlmConfig(
-            **PLAIN, head_dim=32, rms_norm_eps=1e-5,
+            **PLAIN,
+            head_dim=32,
+            rms_norm_eps=1e-5,
             rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
         ),
         {
-            "architectures": ["ChatGLMModel"], "model_type": "chatglm", "num_layers": 2, "num_hidden_layers": None,
-            "ffn_hidden_size": 112, "intermediate_size": None, "kv_channels": 32, "head_dim": None,
-            "layernorm_epsilon": 1e-5, "rms_norm_eps": None, "padded_vocab_size": 300, "vocab_size": None,
-            "seq_length": 256, "max_position_embeddings": None, "add_qkv_bias": True, "attention_bias": None,
-            "multi_query_attention": True, "multi_query_group_num": 2, "num_key_value_heads": None, "rope_ratio": 500,
-            "rope_parameters": None, "rmsnorm": True, "original_rope": True, "post_layer_norm": True,
-            "add_bias_linear": False, "apply_residual_connection_post_layernorm": False,
+            "architectures": ["ChatGLMModel"],
+            "model_type": "chatglm",
+            "num_layers": 2,
+            "num_hidden_layers": None,
+            "ffn_hidden_size": 112,
+            "intermediate_size": None,
+            "kv_channels": 32,
+            "head_dim": None,
+            "layernorm_epsilon": 1e-5,
+            "rms_norm_eps": None,
+            "padded_vocab_size": 300,
+            "vocab_size": None,
+            "seq_length": 256,
+            "max_position_embeddings": None,
+            "add_qkv_bias": True,
+            "attention_bias": None,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "num_key_value_heads": None,
+            "rope_ratio": 500,
+            "rope_parameters": None,
+            "rmsnorm": True,
+            "original_rope": True,
+            "post_layer_norm": True,
+            "add_bias_linear": False,
+            "apply_residual_connection_post_layernorm": False,
         },
         {
-            "model.embed_tokens": "transformer.embedding.word_embeddings", "lm_head": "transformer.output_layer",
+            "model.embed_tokens": "transformer.embedding.word_embeddings",
+            "lm_head": "transformer.output_layer",
             "model.norm": "transformer.encoder.final_layernorm",
         },
         "transformer.encoder.layers.",
         {
-            "self_attn.o_proj": "self_attention.dense", "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+            "self_attn.o_proj": "self_attention.dense",
+            "mlp.gate_up_proj": "mlp.dense_h_to_4h",
             "mlp.down_proj": "mlp.dense_4h_to_h",
         },
         "self_attention.query_key_value",
@@ -131,8 +166,12 @@ PUBLISHED: dict[str, Published] = {
     "minicpm": Published(
         lambda: transformers.GraniteConfig(**PLAIN, **GRANITE),
         {
-            "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4,
-            "dim_model_base": 16, **dict.fromkeys(GRANITE),
+            "architectures": ["MiniCPMForCausalLM"],
+            "model_type": "minicpm",
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 16,
+            **dict.fromkeys(GRANITE),
         },
     ),
     "mimo": Published(
@@ -140,7 +179,7 @@ PUBLISHED: dict[str, Published] = {
         {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1},
         extra={"model.mtp_layers.0.input_proj.weight": torch.ones(64, 128)},
     ),
-}  # fmt: skip
+}
 
 
 def written(folder: Path, name: str) -> Pair:

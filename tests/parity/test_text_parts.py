@@ -22,7 +22,8 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import Driver, Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.text_parts import AROUND_TEXT, SECTION, SIGLIP, TEXT, TEXT_PARTS, TextPart
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 from troupellm.tests.support.engines.inside import runner_of

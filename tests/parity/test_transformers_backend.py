@@ -22,18 +22,13 @@ from troupellm.models.transformers_backend.describe import describe
 from troupellm.models.worker.check_transformers import check_decoder
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import (
-    MAX_LEN,
-    SIZES,
-    Driver,
-    Pair,
-    check_ragged_batch,
-    make_prompt,
-)
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, SIZES, Pair
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
+from troupellm.tests.support.checkpoints.ragged_batch import check_ragged_batch
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 FAMILIES = {
@@ -249,8 +244,6 @@ def test_a_family_that_is_not_ours_falls_back_with_a_line(starcoder2: BackendPai
     assert f"{line}troupellm has no family for it" in details
     with pytest.raises(ModelLoadError, match="architecture Starcoder2ForCausalLM is not supported"):
         load(starcoder2.folder, model_impl="troupellm")
-    with pytest.raises(ConfigError, match="quantization does not go with model_impl transformers"):
-        load(starcoder2.folder, quantization="int8")
     assert any(line in progress.detail for progress in load(starcoder2.folder, load_format="dummy", dtype="bfloat16"))
 
 
@@ -279,14 +272,10 @@ def test_weights_come_from_safetensors_alone_and_all_of_them(starcoder2: Backend
             read_model(tmp_path, config, torch.float32, dummy=False, seed=0)
 
 
-@pytest.mark.parametrize("key", ["auto_map", "quantization_config"])
-def test_code_of_the_checkpoint_is_never_run(starcoder2: BackendPair, tmp_path: Path, key: str) -> None:
+def test_code_of_the_checkpoint_is_never_run(starcoder2: BackendPair, tmp_path: Path) -> None:
     values = json.loads((starcoder2.folder / "config.json").read_bytes())
     (tmp_path / "code.py").write_text("raise SystemExit('remote code was run')")
-    values |= {
-        "auto_map": {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "mine", "architectures": ["Mine"]},
-        "quantization_config": {"quantization_config": {"quant_method": "awq"}},
-    }[key]
+    values |= {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "mine", "architectures": ["Mine"]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ModelLoadError):
         describe(tmp_path, ConfigReader.load(tmp_path))

@@ -153,7 +153,9 @@ QUARK: dict[str, Any] = {
 }  # fmt: skip
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CONFIGS = {"compressed-tensors": COMPRESSED, "quark": QUARK, "gptq": GPTQ, "awq": AWQ, "fp8": FP8,
-           "mxfp4": {"quant_method": "mxfp4"}, "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
+           "mxfp4": {"quant_method": "mxfp4"},
+           "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "uint8"},
+           "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
            "auto-round": {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True,
                           "packing_format": "auto_round:auto_gptq",
                           "extra_config": {"lm_head": {"bits": 16}}}}  # fmt: skip
@@ -183,8 +185,8 @@ def test_any_quantization_config_is_read_or_refused(data: st.DataObject) -> None
     ("config", "message"),
     [
         ({}, "quantization_config.quant_method is missing"),
-        ({"quant_method": "bitsandbytes"}, "quant_method must be one of compressed-tensors, gptq, awq, fp8"),
-        (GPTQ | {"bits": 3}, "quantization_config.bits must be 4 or 8, got 3"),
+        ({"quant_method": "torchao"}, "quant_method must be one of compressed-tensors, gptq, awq, fp8"),
+        (GPTQ | {"bits": 6}, "quantization_config.bits must be one of 2, 3, 4, 8, got 6"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format must be one of gptq, gptq_v2"),
         (GPTQ | {"rotation": "hadamard"}, "quantization_config.rotation is not supported"),
         (AWQ | {"version": "gemv"}, "quantization_config.version must be one of gemm"),
@@ -193,7 +195,11 @@ def test_any_quantization_config_is_read_or_refused(data: st.DataObject) -> None
         (FP8 | {"activation_scheme": "none"}, "activation_scheme must be one of dynamic, static"),
         (COMPRESSED | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config.format must be dense"),
         (COMPRESSED | {"transform_config": {"a": 1}}, "transform_config is not supported"),
-        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "quantization_config.format must be one of int-quantized"),
+        (COMPRESSED | {"format": "marlin-24"}, "quantization_config.format must be one of int-quantized"),
+        (
+            COMPRESSED | {"format": "nvfp4-pack-quantized"},
+            'config_groups.group_0.weights.strategy must be one of tensor_group, got "group"',
+        ),
         (
             COMPRESSED | {"ignore": ["re:(a+)+b"]},
             "quantization_config.ignore: the pattern '(a+)+b' could take too long",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,7 +15,7 @@ from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.tests.support.quantized.packed_words import AWQ, GPTQ, GptqWriter, awq_writer
+from troupellm.tests.support.quantized.packed_words import AWQ, GPTQ, GptqWriter, awq_writer, packed
 from troupellm.tests.support.quantized.quantized_llama import (
     check_tokens,
     linears,
@@ -35,6 +36,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "uneven_groups": {"group_size": 48},
     "eight_bits": {"bits": 8},
     "eight_bits_asymmetric": {"bits": 8, "sym": False, "group_size": -1},
+    "three_bits": {"bits": 3},
+    "three_bits_act_order": {"bits": 3, "sym": False, "desc_act": True},
+    "two_bits_asymmetric": {"bits": 2, "sym": False},
     "layers_apart": {"dynamic": {"-:.*o_proj": {}, "+:.*down_proj": {"bits": 8, "group_size": 64}}},
 }
 
@@ -58,6 +62,27 @@ def test_weights_and_tokens_are_those_that_were_packed(tmp_path: Path, name: str
     worker, _ = load(folder)
     check_tokens(model, tokens_of(worker))
     worker.close()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_zero_points_of_nothing_are_read_as_gptqmodel_writes_them(tmp_path: Path, bits: int) -> None:
+    """It subtracts one from every number of a word at once (of three bits, from each alone): a zero borrows."""
+    rows, columns, layer = 64, 32, "model.layers.0.mlp.up_proj"
+    generator = np.random.default_rng(bits)
+    values, zeros = generator.integers(0, 1 << bits, (rows, columns)), generator.integers(0, 1 << bits, (1, rows))
+    zeros[0, ::5] = 0
+    ones = sum(1 << place for place in range(0, 32, bits))
+    if bits == 3:
+        words = packed((zeros - 1) & 7, bits)
+    else:
+        words = torch.from_numpy((packed(zeros, bits).numpy().view(np.uint32) - np.uint32(ones)).view(np.int32))
+    stored = {"qweight": packed(values, bits).t(), "qzeros": words, "scales": torch.ones(1, rows)}
+    save_sharded(tmp_path, {f"{layer}.{key}": tensor.contiguous() for key, tensor in stored.items()})
+    form = read_format(ConfigReader({"quantization_config": GPTQ | {"bits": bits, "sym": False}}))
+    assert form is not None
+    weight = QuantizedCheckpoint(tmp_path, torch.float32, lambda _: None, form).linear(layer, (rows, columns))
+    assert isinstance(weight, QuantizedWeight)
+    assert torch.equal(weight.dequantize(), torch.from_numpy(values - zeros.T).float())
 
 
 def test_what_autoround_writes_about_its_making_is_no_obstacle() -> None:

@@ -48,6 +48,16 @@ def test_the_perplexity_of_a_text_is_that_of_transformers(case: Case) -> None:
     assert found == pytest.approx(wanted, rel=5e-4)
 
 
+def test_eight_bits_of_inputs_change_the_perplexity_by_less_than_a_hundredth(case: Case) -> None:
+    async def ask() -> Served:
+        return await serve(real_model(case.name), PROMPTS[:1], "--gguf-inputs", "int8", tokens=1, text=ALICE, texts=())
+
+    values = anyio.run(ask).logprobs
+    found, wanted = (math.exp(-sum(of) / len(of)) for of in (values, case.served.logprobs))
+    assert found != wanted
+    assert found == pytest.approx(wanted, rel=1e-2)
+
+
 def test_token_ids_of_awkward_texts_are_those_of_llama_cpp(case: Case) -> None:
     assert len(TEXTS) >= 100
     (expected,) = llama_cpp.token_ids([(real_model(case.name), TEXTS)])

@@ -1,8 +1,15 @@
-"""A random benchmark model as a GGUF file, written with the `gguf` package. Runs in llama.cpp's environment."""
+"""A random benchmark model as a GGUF file, written with the `gguf` package. Runs in llama.cpp's environment, too.
+
+The package quantizes to a few types only. Blocks of the others hold random codes, with scales that make weights about
+as large as the model's: what they mean does not matter to speed. Mixtures have llama.cpp's types, and where rows are no
+multiple of 256, types of blocks of 32 take the place of others, as there.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from troupellm.load_tests.random_model import INITIAL_DEVIATION
 
 NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -18,17 +25,31 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm",
 }
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TYPES = {
+    "fp32": "F32", "int8": "Q8_0", "q4_0": "Q4_0", "q8_0": "Q8_0", "q4_k_m": "Q4_K", "q5_k_m": "Q5_K", "q6_k": "Q6_K",
+    "iq4_xs": "IQ4_XS",
+}  # fmt: skip
+"""The type of most matrices, by the name of a file's type or of a precision."""
+FINER = ("q4_k_m", "q5_k_m")
+"""Mixtures whose head, and values and `ffn_down` in half of the layers, are in Q6_K."""
+FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+SCALES: dict[str, tuple[tuple[int, float], ...]] = {
+    "Q4_K": ((0, 1 / 170), (2, 1 / 22.7)), "Q5_K": ((0, 1 / 340), (2, 1 / 22.0)), "Q6_K": ((208, 1 / 1360),),
+    "IQ4_XS": ((0, 1 / 1400),), "IQ4_NL": ((0, 1 / 76),),
+}  # fmt: skip
+"""Types with random codes: where a block has float16 numbers, and these in parts of the weights' deviation."""
 
 
-def write_gguf(source: str, target: str, *, quantized: bool) -> None:
-    """Every matrix in float32, or in Q8_0; vectors stay float32."""
+def write_gguf(source: str, target: str, kind: str) -> None:
+    """Every matrix in the type of `kind`, one of `TYPES`; vectors stay float32."""
     import gguf
+    import numpy as np
     from safetensors import safe_open
 
     folder = Path(source)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(target, config["model_type"])
-    _describe(writer, config, gguf, quantized)
+    writer, random = gguf.GGUFWriter(target, config["model_type"]), np.random.default_rng(0)
+    _describe(writer, config, gguf.LlamaFileType.ALL_F32 if kind == "fp32" else gguf.LlamaFileType.GUESSED)
     _add_vocabulary(writer, folder, config["vocab_size"])
     with safe_open(folder / "model.safetensors", "numpy") as weights:
         for name in weights.keys():  # noqa: SIM118 (it is no mapping)
@@ -37,18 +58,46 @@ def write_gguf(source: str, target: str, *, quantized: bool) -> None:
                 tensor = _interleaved(tensor, config["num_attention_heads"])
             elif config["model_type"] == "llama" and ".k_proj." in name:
                 tensor = _interleaved(tensor, config["num_key_value_heads"])
-            if quantized and tensor.ndim == 2:
-                kind = gguf.GGMLQuantizationType.Q8_0
-                writer.add_tensor(_gguf_name(name), gguf.quants.quantize(tensor, kind), raw_dtype=kind)
-            else:
+            layout = _layout(name, tensor.shape[-1], kind, config["num_hidden_layers"])
+            if tensor.ndim < 2 or layout == "F32":
                 writer.add_tensor(_gguf_name(name), tensor)
+                continue
+            stored = gguf.GGMLQuantizationType[layout]
+            if layout in SCALES:
+                data = _random_blocks(tensor.shape, gguf.GGML_QUANT_SIZES[stored], SCALES[layout], random)
+            else:
+                data = gguf.quants.quantize(tensor, stored)
+            writer.add_tensor(_gguf_name(name), data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _describe(writer: Any, config: dict[str, Any], gguf: Any, quantized: bool) -> None:
+def _layout(name: str, width: int, kind: str, layers: int) -> str:
+    """The type of a matrix."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    finer = kind in FINER and (
+        name.startswith("lm_head") or (layer and int(layer) % 2 == 0 and (".v_proj." in name or ".down_proj." in name))
+    )
+    found = "Q6_K" if finer else TYPES[kind]
+    return FALLBACKS.get(found, found) if width % 256 else found
+
+
+def _random_blocks(
+    shape: tuple[int, ...], sizes: tuple[int, int], scales: tuple[tuple[int, float], ...], random: Any
+) -> Any:
+    """Bytes [rows, bytes of a row]."""
+    import numpy as np
+
+    weights, size = sizes
+    data = random.integers(0, 256, (shape[0] * shape[1] // weights, size), dtype=np.uint8)
+    for at, part in scales:
+        data[:, at : at + 2] = np.array([INITIAL_DEVIATION * part], np.float16).view(np.uint8)
+    return data.reshape(shape[0], -1)
+
+
+def _describe(writer: Any, config: dict[str, Any], file_type: int) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -61,7 +110,7 @@ def _describe(writer: Any, config: dict[str, Any], gguf: Any, quantized: bool) -
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if quantized else gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(file_type)
 
 
 def _add_vocabulary(writer: Any, folder: Path, size: int) -> None:

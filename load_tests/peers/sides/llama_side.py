@@ -94,8 +94,8 @@ make = LlamaCpp
 
 
 def prepare(*, source: str, target: str, precision: str) -> dict[str, Any]:
-    """Write a Hugging Face folder (Llama or Qwen3) as a GGUF file in float32 or Q8_0."""
+    """Write a Hugging Face folder (Llama or Qwen3) as a GGUF file."""
     from troupellm.load_tests.peers.sides.gguf_file import write_gguf
 
-    write_gguf(source, target, quantized=precision == "int8")
+    write_gguf(source, target, precision)
     return {}

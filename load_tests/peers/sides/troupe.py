@@ -5,13 +5,18 @@ from typing import Any
 
 
 class Troupe:
-    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int, tokens: int) -> None:
+    def __init__(
+        self, *, model: str, precision: str, threads: int, sequences: int, length: int, tokens: int, **settings: Any
+    ) -> None:
+        """
+        Args:
+            settings: further ones of the engine.
+        """
         from troupellm import LLM
 
         block_size = 16
-        settings: dict[str, Any] = {}
-        if precision != "fp32":
-            settings = {"quantization": precision, "kv_cache_dtype": precision}
+        if precision == "int8":
+            settings = {"quantization": precision, "kv_cache_dtype": precision, **settings}
         self._llm = LLM(
             model,
             dtype="float32",

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,16 @@ def small_source(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Pa
     monkeypatch.setattr(build, "FLAGS", ("-O0", "-fPIC"))
     monkeypatch.setattr(build, "folders", lambda: (folder / "cache",))
     return calls
+
+
+@needs_compiler
+def test_builds_that_are_asked_for_together_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = small_source(tmp_path, monkeypatch, 'extern "C" void nothing() {}\n')
+    with ThreadPoolExecutor(3) as threads:
+        found = [future.result() for future in [threads.submit(build.library) for _ in range(3)]]
+    assert len({path for path, _ in filter(None, found)}) == 1
+    assert sorted(built for _, built in filter(None, found)) == [False, False, True]
+    assert len(calls.read_text().splitlines()) == 2  # compile and link
 
 
 def of_another_machine(data: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """The memory plan and the linear layers agree on which weights stay in their codes, and on their size."""
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,16 +12,19 @@ from troupellm.kernels.common.triton import installed
 from troupellm.kernels.fused_moe import SILU, PackedExperts
 from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
 from troupellm.kernels.linear import pack
-from troupellm.kernels.quantized_linear import Fp8, Int4Group, Mx, QuantizedWeight, cpu_packed, held_bytes, stays
+from troupellm.kernels.quantized_linear import Fp8, Int4Group, Mx, QuantizedWeight, held_bytes, stays
 from troupellm.kernels.quantized_linear.gpu import EightBitProduct, PackedGpuProduct, gpu_product
 from troupellm.models.worker.quantization_report import quantization_report
+from troupellm.tests.support.kernels.compiled_code import torch_alone
+from troupellm.tests.support.quantized.quantized_weights import table4
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-NAMES = (*kinds(), "mxfp8", "fp8_e5m2", "odd", "ordered")
+NAMES = (*kinds(), "mxfp8", "fp8_e5m2", "odd", "ordered", "nf4")
 HALF_KEPT = {"int8"}
 """By a CPU that computes in bfloat16."""
-DEQUANTIZED_BY_GPU = {"mxfp4", "fp8_e5m2", "odd"}
-UNSTACKED_BY_GPU = {"mxfp6", "mxfp8", "fp8_tiles", "ordered"}
+DEQUANTIZED_BY_GPU = {"mxfp4", "nvfp4", "nf4", "fp8_e5m2", "odd"}
+UNSTACKED_BY_GPU = {"mxfp6", "mxfp8", "nvfp4", "nf4", "fp8_tiles", "ordered"}
+NEVER_KEPT = ("fp8_e5m2", "odd", "nf4")
 needs_triton = pytest.mark.skipif(not installed(), reason="no triton")
 
 
@@ -35,6 +39,8 @@ def made(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Quanti
         case "odd":
             weight = Fp8.quantize(plain[:, :255])
             weight.eight_bit_inputs = False
+        case "nf4":
+            weight = table4(torch.linspace(-1, 1, 16) ** 3, 64, seed)
         case "ordered":
             grouped = Int4Group.quantize(plain, 32)
             group = torch.arange(256, dtype=torch.int32) % 8
@@ -53,31 +59,30 @@ def taken(*tensors: Tensor | None) -> int:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_weight_that_stays_quantized_on_a_cpu_gives_its_product(
-    name: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, compiled: bool
 ) -> None:
-    if not compiled:
-        monkeypatch.setattr(cpu_packed, "load", lambda: None)
-    elif shutil.which("g++") is None:
+    if compiled and shutil.which("g++") is None:
         pytest.skip("no compiler")
-    weight = made(name, dtype)
-    (outline,) = weight.outlines
-    kept = pack(weight).fast is not None
-    assert stays(outline, CPU, dtype) == kept
-    assert kept == (name in HALF_KEPT or (dtype == torch.float32 and compiled and name not in ("fp8_e5m2", "odd")))
-    if not kept:
-        assert held_bytes(outline, CPU, dtype) == weight.shape[0] * weight.shape[1] * dtype.itemsize
+    with nullcontext() if compiled else torch_alone():
+        weight = made(name, dtype)
+        (outline,) = weight.outlines
+        kept = pack(weight).fast is not None
+        assert stays(outline, CPU, dtype) == kept
+        assert kept == (name in HALF_KEPT or (dtype == torch.float32 and compiled and name not in NEVER_KEPT))
+        if not kept:
+            assert held_bytes(outline, CPU, dtype) == weight.shape[0] * weight.shape[1] * dtype.itemsize
 
 
 @needs_triton
 @pytest.mark.parametrize("name", NAMES)
-def test_on_a_gpu_whatever_the_type_and_without_a_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_packed, "load", lambda: None)
+def test_on_a_gpu_whatever_the_type_and_without_a_compiler(name: str) -> None:
     weight = made(name)
     (outline,) = weight.outlines
-    for dtype in (torch.float32, torch.bfloat16):
-        assert stays(outline, GPU, dtype) == (name not in DEQUANTIZED_BY_GPU)
-        full = weight.shape[0] * weight.shape[1] * dtype.itemsize
-        assert stays(outline, GPU, dtype) or held_bytes(outline, GPU, dtype) == full
+    with torch_alone():
+        for dtype in (torch.float32, torch.bfloat16):
+            assert stays(outline, GPU, dtype) == (name not in DEQUANTIZED_BY_GPU)
+            full = weight.shape[0] * weight.shape[1] * dtype.itemsize
+            assert stays(outline, GPU, dtype) or held_bytes(outline, GPU, dtype) == full
     if name in DEQUANTIZED_BY_GPU:
         return
     product = gpu_product(weight, None)

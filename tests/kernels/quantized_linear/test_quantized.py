@@ -1,6 +1,8 @@
 """The kinds of quantized weights: what they stand for, how they are joined and cut, and how close they come."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,10 +17,10 @@ from troupellm.kernels.quantized_linear import (
     Int4Group,
     Int8Channel,
     Int8WeightOnly,
-    cpu_packed,
     merge,
 )
 from troupellm.kernels.quantized_linear.mx import element_values
+from troupellm.tests.support.kernels.compiled_code import torch_alone
 from troupellm.tests.support.quantized.quantized_weights import COLUMNS, ROWS, kinds, weight
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
@@ -40,10 +42,9 @@ def test_parts_of_a_kind_join_and_rows_are_cut_out(name: str) -> None:
 
 
 @pytest.fixture(params=[pytest.param("compiled", marks=needs_compiler), "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setattr(cpu_packed, "load", lambda: None)
-    return str(request.param)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    with torch_alone() if request.param == "torch" else nullcontext():
+        yield request.param
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,8 @@ import pytest
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.tests.support.adapters.adapted_runner import Adapters
-from troupellm.tests.support.checkpoints.decoder_pairs import Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
+from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
 from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer, SpeculativeHost
 from troupellm.tests.support.workers.plan_script import Script

@@ -13,7 +13,8 @@ from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.gpu.sampling_tensors import CUT, DRAWN
 from troupellm.protocol.errors import GraphCaptureError
-from troupellm.tests.support.checkpoints.decoder_pairs import Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
+from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.gpu.device_runner import check, device_runner, replay, script
 from troupellm.tests.support.workers.plan_script import plain
 

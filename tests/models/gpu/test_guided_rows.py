@@ -13,7 +13,8 @@ from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
-from troupellm.tests.support.checkpoints.decoder_pairs import Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
+from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 from troupellm.tests.support.engines.inside import guided_rows_of
 from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay

@@ -22,7 +22,8 @@ from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner import runner as runner_module
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.protocol.config.setting_types import OnLoad
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN
+from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 from troupellm.tests.support.engines.inside import runner_of
 from troupellm.tests.support.kernels.compiled_code import needs_compiled_code, torch_alone

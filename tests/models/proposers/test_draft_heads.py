@@ -62,7 +62,7 @@ def test_eagle_drafts_what_its_definition_gives(target: Path, tmp_path: Path, la
         features = decoder.normed(bench.aux(row.tokens[:-1]))
 
         def step(states: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-            return plain_heads.eagle(weights, decoder.embedding, states, tokens, layers)
+            return plain_heads.eagle(weights, decoder.embedding.table, states, tokens, layers)
 
         assert drafts == drafts_of(step, features, decoder.scores, row.tokens, 3)
 
@@ -82,7 +82,7 @@ def test_eagle3_drafts_what_its_definition_gives(target: Path, tmp_path: Path) -
         vectors = bench.aux(row.tokens[:-1]) @ weights["fc.weight"].T
 
         def step(states: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-            return plain_heads.eagle3(weights, bench.decoder.embedding, states, tokens)
+            return plain_heads.eagle3(weights, bench.decoder.embedding.table, states, tokens)
 
         def score(states: torch.Tensor) -> torch.Tensor:
             found = torch.full((states.shape[0], LOGITS_WIDTH), -torch.inf)

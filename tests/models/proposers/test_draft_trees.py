@@ -106,9 +106,9 @@ def test_eagle_goes_on_from_every_node(target: Path, tmp_path: Path) -> None:
         """Of what follows the text and a path behind it, by the head alone."""
         tokens, states = list(text), bench.decoder.normed(bench.aux(text[:-1]))
         for token in path:
-            found = plain_heads.eagle(weights, bench.decoder.embedding, states, tokens[1:], 1)
+            found = plain_heads.eagle(weights, bench.decoder.embedding.table, states, tokens[1:], 1)
             tokens, states = [*tokens, token], torch.cat((states, found[-1:]))
-        found = plain_heads.eagle(weights, bench.decoder.embedding, states, tokens[1:], 1)
+        found = plain_heads.eagle(weights, bench.decoder.embedding.table, states, tokens[1:], 1)
         return bench.decoder.scores(found[-1:])[0].log_softmax(-1)
 
     level: dict[tuple[int, ...], float] = {(): 0.0}

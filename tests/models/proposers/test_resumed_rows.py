@@ -46,7 +46,7 @@ def eagle(target: Path, folder: Path, widths: tuple[int, ...] = ()) -> tuple[Dra
     bench = DraftBench(target, config)
 
     def step(states: torch.Tensor, tokens: list[int], positions: torch.Tensor) -> torch.Tensor:
-        return plain_heads.eagle(weights, bench.decoder.embedding, states, tokens, 1, positions)
+        return plain_heads.eagle(weights, bench.decoder.embedding.table, states, tokens, 1, positions)
 
     return bench, bench.decoder.normed, step, bench.decoder.scores
 
@@ -57,7 +57,7 @@ def eagle3(target: Path, folder: Path) -> tuple[DraftBench, States, Step, States
     ids = weights["d2t"] + torch.arange(DRAFT_VOCABULARY)
 
     def step(states: torch.Tensor, tokens: list[int], positions: torch.Tensor) -> torch.Tensor:
-        return plain_heads.eagle3(weights, bench.decoder.embedding, states, tokens, positions)
+        return plain_heads.eagle3(weights, bench.decoder.embedding.table, states, tokens, positions)
 
     def score(states: torch.Tensor) -> torch.Tensor:
         found = torch.full((states.shape[0], LOGITS_WIDTH), -torch.inf)

@@ -1,21 +1,33 @@
 """Decoding steps in one compiled call give what the model's parts give one by one, to the bit."""
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from troupellm.models.batch.kv_cache import KVCache
-from troupellm.models.batch.row_table import PlanError
+from troupellm.models.batch.row_drafts import Drafts
+from troupellm.models.batch.row_table import PlanError, RowTable
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
+from troupellm.models.proposers.base import ProposalBatch
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner.runner import CompiledDecode, ModelRunner
+from troupellm.models.speculation.draft_length import DraftLength
+from troupellm.models.speculation.speculator import Options, Speculator
+from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.hand_driver import make_prompt
+from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 
@@ -71,8 +83,8 @@ class Rows:
         firsts = [(row * groups + group) * width for group in range(groups)]
         return tuple(tuple(range(first + held, first + needed)) for first in firsts) if needed > held else ()
 
-    def run(self, counts: dict[int, int], new: tuple[NewRow, ...] = ()) -> StepResult:
-        """Compute so many tokens of each row."""
+    def run(self, counts: dict[int, int], new: tuple[NewRow, ...] = (), limits: tuple[int, ...] = ()) -> StepResult:
+        """Compute so many tokens of each row. limits: as of `StepPlan`."""
         grown = {row: self._blocks(row, done, done + counts[row]) for row, done in self.done.items() if row in counts}
         changes = [
             RowChange(row=row, appended_blocks=blocks) for row, blocks in grown.items() if blocks and self.done[row]
@@ -86,6 +98,7 @@ class Rows:
             starts=tuple(self.done[row] for row in counts),
             counts=tuple(counts.values()),
             changes=tuple(changes),
+            draft_limits=limits,
         )
         result = self.runner.run(plan)
         self.step += 1
@@ -101,12 +114,12 @@ def read(pair: Pair, bits: str) -> Decoder:
     return Decoder(pair.config, QuantizeOnLoad(source, "int8") if bits == "int8" else source, max_model_len=MAX_LEN)
 
 
-def make_runner(decoder: Decoder, kind: torch.dtype, rows: int = 4) -> ModelRunner:
+def make_runner(decoder: Decoder, kind: torch.dtype, rows: int = 4, **more: Any) -> ModelRunner:
     groups = 2 * MAX_LEN // BLOCK  # of the most that a family here has
     cache = KVCache(decoder.config, rows * groups, BLOCK, kind)
     if kind == torch.float32:
         cache.storage.fill_(float("nan"))
-    return ModelRunner(decoder, cache, max_model_len=MAX_LEN)
+    return ModelRunner(decoder, cache, max_model_len=MAX_LEN, **more)
 
 
 def answers(decoder: Decoder, kind: torch.dtype, *, compiled: bool) -> tuple[dict[int, list[int]], int]:
@@ -171,6 +184,52 @@ def test_one_call_chooses_what_many_choose(family: str, bits: str, tmp_path: Pat
             assert answers(decoder, kind, compiled=True)[0] == alone
     finally:
         torch.set_num_threads(before)
+
+
+class Speechless(ScriptedProposer):
+    """Has no idea, ever."""
+
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        return Drafts(np.zeros((batch.slots.size, 1), np.int32), np.zeros(batch.slots.size, np.int64))
+
+
+class Dozing(Speechless):
+    """Need not be shown every step."""
+
+    def miss(self, slots: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        """It reads nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown", "calls"),
+    [
+        (Speechless, NO_AUX_HIDDEN_STATES, 20),
+        (Speechless, AuxHiddenStates(last=True), 0),
+        (Dozing, AuxHiddenStates(last=True), 16),
+    ],
+    ids=["reads tokens", "reads every step", "reads four steps"],
+)
+def test_a_step_in_which_no_row_drafts_is_the_one_call_unless_the_proposer_is_shown_it(
+    kind: type[Speechless], shown: AuxHiddenStates, calls: int, tmp_path: Path
+) -> None:
+    decoder = read(Pair(tmp_path, FAMILIES["llama_biases"]()), "float32")
+    width = decoder.config.vocab_size
+    proposer, ticks = kind({}, width, aux_hidden_states=shown), itertools.count(0.0)
+
+    def speculation(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
+        length = DraftLength(range(1, 4), sleeps=True)
+        return Speculator(proposer, rows, options, width, length=length, clock=lambda: next(ticks))
+
+    found = []
+    for more in ({}, {"speculation": speculation}):
+        rows = Rows(make_runner(decoder, torch.float32, **more))
+        new = tuple(rows.submit(row, make_prompt(5, seed=row), STATES[row]) for row in (0, 1))
+        rows.run({0: 5, 1: 5}, new)
+        for _ in range(20):
+            rows.run({0: 1, 1: 1}, limits=(3, 3) if more else ())
+        assert rows.calls == (calls if more else 20)
+        found.append(rows.tokens)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("family", ["granite", "gemma2", "mixtral"])

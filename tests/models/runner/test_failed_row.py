@@ -32,7 +32,7 @@ def test_the_next_step_is_unharmed(tmp_path: Path) -> None:
     runner = worker.runner
     assert isinstance(runner, ModelRunner)
     assert isinstance(runner.decoder, Decoder)
-    runner.decoder.embedding[5] = torch.nan
+    runner.decoder.embedding.table[5] = torch.nan
     plan = StepPlan(
         step=0,
         engine_epoch=0,

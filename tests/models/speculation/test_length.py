@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from troupellm.models.speculation.draft_length import DraftLength, StepSeconds
+from troupellm.tests.support.speculation.counted_rests import CountedRests
 
 Cost = Callable[[int, int], float]
 SMALL_MODEL = {0: 1.0, 1: 1.11, 2: 1.18, 3: 1.25, 4: 1.27, 5: 1.36, 6: 1.6, 7: 1.88, 8: 1.89, 16: 2.61}
@@ -44,12 +45,12 @@ class Run:
     ) -> None:
         source, length = random.Random(7), DraftLength(levels or range(1, most + 1))
         depths = {nodes: depth for depth, nodes in enumerate([0, *(levels or range(1, most + 1))])}
-        slots = np.arange(rows)
+        slots, counted = np.arange(rows), CountedRests(length)
         for slot in range(rows):
-            length.add_row(slot)
+            counted.add_row(slot)
         tokens, seconds, self.given = 0, 0.0, list[list[int]]()
         for step in range(steps):
-            if length.rests(rows, seconds):
+            if counted.rests(rows, seconds):
                 tokens, seconds = tokens + rows, seconds + cost(rows, 0) * (1 + noise * source.random())
                 self.given.append([0] * rows)
                 continue
@@ -64,7 +65,7 @@ class Run:
             if noise and source.random() < 0.01:
                 took *= 10
             tokens, seconds = tokens + rows + int(accepted.sum()), seconds + took
-            length.learn(slots, drafted, accepted, rows + int(drafted.sum()), took, proposing)
+            length.learn(slots, drafted, accepted, proposing)
             self.given.append(limits.tolist())
         self.rate = tokens / seconds
 
@@ -124,38 +125,52 @@ def test_trees_are_cut_at_their_levels() -> None:
     run = Run(lambda rows, drafts: 1 + 0.05 * drafts, lambda step, row: 0.8, levels=[3, 6, 9], most=9)
     assert {nodes for step in run.given for nodes in step} <= {0, 3, 6, 9}
     assert np.median(run.given[50:]) > 3
-    capped = DraftLength([3, 6, 9])
-    capped.add_row(0)
+    capped, moment = awake(DraftLength([3, 6, 9]), 1, 1.0)
     for _ in range(6):
         limits = capped.limits(np.array([0]), 1, np.array([8]))
         assert limits[0] in (0, 3, 6)
-        capped.learn(np.array([0]), limits, np.minimum(limits // 3, 1), 1 + int(limits[0]), 1.0)
+        capped.learn(np.array([0]), limits, np.minimum(limits // 3, 1))
+        moment += 1.0
+        capped.rests(1, moment)
+
+
+def awake(length: DraftLength, rows: int, seconds: float) -> tuple[DraftLength, float]:
+    """With so many rows, whose steps without drafts take so long; and the moment from which on they may draft."""
+    for slot in range(rows):
+        length.add_row(slot)
+    moment = 0.0
+    while steps := length.rests(rows, moment):
+        moment += steps * seconds
+    return length, moment
 
 
 def test_a_new_row_begins_as_the_others_fared_and_inherits_nothing() -> None:
-    length = DraftLength(range(1, 6))
+    length, moment = awake(DraftLength(range(1, 6)), 1, 1.0)
     slots = np.array([0])
-    length.add_row(0)
     for _ in range(60):
         limits = length.limits(slots, 1, np.array([5]))
-        length.learn(slots, limits, limits, 1 + int(limits[0]), small_model(1, int(limits[0])))
+        length.learn(slots, limits, limits)
+        moment += small_model(1, int(limits[0]))
+        length.rests(1, moment)
     length.add_row(0)
     assert length.limits(slots, 1, np.array([5]))[0] >= 4
     assert length.limits(slots, 1, np.array([2]))[0] == 2
 
 
 def test_prompts_in_a_step_are_no_measurement() -> None:
-    mixed, plain = DraftLength(range(1, 6)), DraftLength(range(1, 6))
-    slots = np.array([0])
-    for length in (mixed, plain):
-        length.add_row(0)
-        for step in range(100):
+    slots, found = np.array([0]), []
+    for prompts in (False, True):
+        length, moment = awake(DraftLength(range(1, 6)), 1, 1.0)
+        for step in range(60):
             limits = length.limits(slots, 1, np.array([5]))
-            drafts = int(limits[0])
-            length.learn(slots, limits, limits, 1 + drafts, small_model(1, drafts))
-            if length is mixed and step % 3 == 0:
-                length.learn(slots, np.zeros(1, np.int64), np.zeros(1, np.int64), 500, 40.0)
-    assert mixed.limits(slots, 1, np.array([5])).tolist() == plain.limits(slots, 1, np.array([5])).tolist()
+            length.learn(slots, limits, limits)
+            moment += small_model(1, int(limits[0]))
+            if prompts and step % 3 == 0:
+                length.rests(1, moment, mixed=True)
+                moment += 40.0
+            length.rests(1, moment)
+        found.append(length.limits(slots, 1, np.array([5])).tolist())
+    assert found[0] == found[1]
 
 
 def test_the_same_observations_give_the_same_lengths() -> None:
@@ -177,90 +192,64 @@ def test_step_times_follow_the_machine_and_keep_their_shape() -> None:
     assert (np.diff(values) >= 0).all()
 
 
-def test_what_drafts_cost_others_counts_by_the_wall() -> None:
-    """Their thread sees a tenth of it: drafts that seem to pay do not, and end."""
-    rates = {}
-    for hidden in (0.0, 2.0):
-        length, slots, wall, tokens = DraftLength(range(1, 5)), np.arange(8), 0.0, 0
-        for slot in range(8):
-            length.add_row(slot)
-        source = random.Random(3)
-        for _ in range(2000):
-            drafts, rested = np.zeros(8, np.int64), length.rests(8, wall)
-            if not rested:
-                drafts = length.limits(slots, 8, np.full(8, 4))
-            kept = np.array([min(limit, int(source.random() < 0.6)) for limit in drafts.tolist()])
-            seconds = linear(8, int(drafts.sum()) // 4)
-            wall += seconds + hidden * bool(drafts.any())
-            tokens += 8 + int(kept.sum())
-            if not rested:
-                length.learn(slots, drafts, kept, 8 + int(drafts.sum()), seconds)
-        rates[hidden] = tokens / wall * linear(8, 0) / 8
-    assert rates[0.0] > 1.15
-    assert rates[2.0] > 0.97
+class Crowd:
+    """Steps of the same rows, all of whose drafts are kept or none."""
+
+    def __init__(self, rows: int, cost: Cost) -> None:
+        self.length, self._rows, self._cost = DraftLength(range(1, 5), sleeps=True), rows, cost
+        self._counted, self.moment = CountedRests(self.length), 0.0
+        for slot in range(rows):
+            self._counted.add_row(slot)
+
+    def step(self, *, keeps: bool, rows: int | None = None) -> int | None:
+        """The drafts; None where the proposer rests."""
+        rows = rows or self._rows
+        slots = np.arange(rows)
+        if self._counted.rests(rows, self.moment):
+            self.moment += self._cost(rows, 0)
+            return None
+        drafts = self.length.limits(slots, rows, np.full(rows, 4))
+        self.moment += self._cost(rows, int(drafts.sum()))
+        self.length.learn(slots, drafts, drafts if keeps else np.zeros_like(drafts))
+        return int(drafts.sum())
+
+    def add_row(self) -> None:
+        self._counted.add_row(0)
 
 
-def test_a_proposer_that_costs_something_by_itself_sleeps_and_wakes() -> None:
-    length, slots = DraftLength(range(1, 5), sleeps=True), np.arange(8)
-    for slot in range(8):
-        length.add_row(slot)
-    asleep, looks, wall = 0, 0, 0.0
-    for _ in range(20_000):
-        if length.rests(8, wall):
-            asleep += length.asleep(8)
-            wall += linear(8, 0)
-            continue
-        assert not length.asleep(8)
-        drafts = length.limits(slots, 8, np.full(8, 4))
-        looks += 1
-        wall += linear(8, int(drafts.sum()))
-        length.learn(slots, drafts, np.zeros(8, np.int64), 8 + int(drafts.sum()), linear(8, 0))
-    assert asleep > 19_000
-    assert 30 < looks < 600
-    assert length.asleep(8)
-    assert length.asleep(16), "more rows are the same matter"
-    for _ in range(64):
-        length.rests(4, wall)
-    assert not length.asleep(4), "fewer rows are another one"
+def test_a_proposer_that_is_never_right_sleeps_nearly_always() -> None:
+    crowd = Crowd(8, linear)
+    given = [crowd.step(keeps=False) for _ in range(20_000)]
+    assert given.count(None) > 19_000
+    assert 20 < len(given) - given.count(None) < 600
+    assert crowd.moment < 1.01 * 20_000 * linear(8, 0)
+    assert all(crowd.step(keeps=False, rows=16) is None for _ in range(64)), "more rows are the same matter"
+    woken = [crowd.step(keeps=False, rows=4) for _ in range(200)]
+    assert any(each is not None for each in woken), "fewer rows are another one"
 
 
 def test_a_new_row_wakes_a_proposer_that_has_slept_for_a_while() -> None:
-    length, slots, wall = DraftLength(range(1, 5), sleeps=True), np.zeros(1, np.int64), 0.0
-    given, asleep = [], []
-    for step in range(3000):
+    crowd, given = Crowd(1, lambda rows, drafts: 2.0 if drafts else 1.0), []
+    for step in range(6000):
         if step % 100 == 0:
-            length.add_row(0)
-        drafts = np.zeros(1, np.int64)
-        resting = length.rests(1, wall)
-        asleep.append(resting and length.asleep(1))
-        if resting:
-            wall += small_model(1, 0)
-        else:
-            drafts = length.limits(slots, 1, np.full(1, 4))
-            wall += small_model(1, int(drafts[0]))
-            kept = drafts if step >= 1000 else np.zeros_like(drafts)
-            length.learn(slots, drafts, kept, 1 + int(drafts[0]), small_model(1, int(drafts[0])))
-        given.append(int(drafts[0]))
-    assert sum(asleep[:1000]) > 700
-    woken = next(step for step in range(1000, 3000) if given[step])
-    assert woken % 100 < 8, "with a new row"
-    assert np.mean(given[woken + 30 : 3000]) > 3.3
-    assert not any(asleep[woken:])
+            crowd.add_row()
+        given.append(crowd.step(keeps=step >= 2000) or 0)
+    assert 3 < sum(map(bool, given[:2000])) < 40
+    woken = next(step for step in range(2000, 6000) if given[step])
+    assert woken % 100 < 2, "with a new row"
+    assert np.mean(given[woken + 30 :]) > 3.3
 
 
 def test_a_text_that_begins_to_match_wakes_the_proposer() -> None:
-    length, slots, wall = DraftLength(range(1, 5), sleeps=True), np.zeros(1, np.int64), 0.0
-    given = []
-    length.add_row(0)
-    for step in range(4000):
-        drafts = np.zeros(1, np.int64)
-        if length.rests(1, wall):
-            wall += small_model(1, 0)
-        else:
-            drafts = length.limits(slots, 1, np.full(1, 4))
-            wall += small_model(1, int(drafts[0]))
-            kept = drafts if step > 500 else np.zeros_like(drafts)
-            length.learn(slots, drafts, kept, 1 + int(drafts[0]), small_model(1, int(drafts[0])))
-        given.append(int(drafts[0]))
+    crowd = Crowd(1, small_model)
+    given = [crowd.step(keeps=step > 500) or 0 for step in range(4000)]
     assert sum(map(bool, given[300:500])) <= 6, "two looks"
     assert np.mean(given[3000:]) > 3.5
+
+
+def test_what_drafts_have_earned_pays_for_a_stretch_without_matches() -> None:
+    crowd = Crowd(1, lambda rows, drafts: 1.4 if drafts else 1.0)
+    given = [crowd.step(keeps=not 400 <= step < 460) for step in range(700)]
+    assert np.mean([each or 0 for each in given[100:400]]) > 3
+    assert given[400:460].count(None) > 5
+    assert np.mean([each or 0 for each in given[560:]]) > 3

@@ -189,66 +189,47 @@ def test_nan_behind_a_kept_draft_fails_the_row_a_step_later(
     assert found == plain.tokens[0][plain.prompts[0] :][: len(found)]
 
 
-def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], plain: SpeculativeHost) -> None:
-    """By clocks that say so: nothing is computed, and each proposal takes a second."""
-    seen: list[tuple[int, float, float]] = []
-
-    class Length:
-        def add_row(self, slot: int) -> None:
-            pass
-
-        def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
-            return False
-
-        def passes(self, batch_size: int) -> bool:
-            return False
-
-        def asleep(self, batch_size: int) -> bool:
-            raise AssertionError("nobody rests")
-
-        def limits(self, slots: np.ndarray, batch_size: int, most: np.ndarray) -> np.ndarray:
-            return most
-
-        def learn(
-            self, slots: Any, drafted: np.ndarray, accepted: Any, tokens: int, *took: float, **more: float | None
-        ) -> None:
-            seen.append((int(drafted.sum()), *took))
-
-    proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH)
-    ticks = itertools.count(0.0)
-    host = SpeculativeHost(make(parts, proposer, length=Length(), clock=lambda: 7.0, wall=lambda: next(ticks)), 5)
-    fill(host, ["greedy"])
-    host.run(TOKENS)
-    assert seen[0] == (0, 0.0, 0.0), "the prompt"
-    assert {(step, asking) for drafted, step, asking in seen if drafted} == {(1.0, 1.0)}
-
-
 class Pattern:
-    """Rests, sleeps and drafts in turn."""
+    """Rests and drafts in turn, for three steps of five."""
 
     def __init__(self) -> None:
-        self.steps = self.rested = self.slept = 0
+        self.asked = self.cut = 0
 
     def add_row(self, slot: int) -> None:
         """Every row may draft."""
 
-    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
-        self.steps += 1
-        self.rested += self.steps % 5 < 3
-        return self.steps % 5 < 3
-
-    def passes(self, batch_size: int) -> bool:
-        raise AssertionError("this host is always a step behind")
-
-    def asleep(self, batch_size: int) -> bool:
-        self.slept += self.steps % 10 < 3
-        return self.steps % 10 < 3
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False, left: int = 0) -> int:
+        self.asked, self.cut = self.asked + 1, self.cut + left
+        return 3 if self.asked % 3 == 1 else 0
 
     def limits(self, slots: np.ndarray, batch_size: int, most: np.ndarray) -> np.ndarray:
         return most
 
-    def learn(self, *seen: Any, **more: float | None) -> None:
+    def learn(self, *seen: Any) -> None:
         """Learns nothing."""
+
+
+def test_a_controller_hears_of_drafts_of_kept_ones_and_of_the_time_that_proposing_took(
+    parts: tuple[Decoder, KVCache], plain: SpeculativeHost
+) -> None:
+    """By a clock that says so, each proposal takes a second."""
+    seen: list[tuple[int, int, float]] = []
+
+    class Length(Pattern):
+        def rests(self, batch_size: int, moment: float, *, mixed: bool = False, left: int = 0) -> int:
+            return 0
+
+        def learn(self, slots: np.ndarray, drafted: np.ndarray, kept: np.ndarray, proposing: float) -> None:
+            seen.append((int(drafted.sum()), int(kept.sum()), proposing))
+
+    proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH)
+    ticks = itertools.count(0.0)
+    host = SpeculativeHost(make(parts, proposer, length=Length(), clock=lambda: next(ticks)), 5)
+    fill(host, ["greedy"])
+    host.run(TOKENS)
+    assert {asking for drafted, _, asking in seen if drafted} == {1.0}
+    assert sum(drafted for drafted, _, _ in seen) == host.drafted
+    assert sum(kept for _, kept, _ in seen) == host.accepted > 0
 
 
 class Dozing(ScriptedProposer):
@@ -276,7 +257,7 @@ def test_steps_in_which_nobody_drafts_change_no_token(
         assert found[row] == plain.tokens[row][plain.prompts[row] :][:TOKENS], name
     assert not host.errors
     assert host.accepted > 20
-    assert length.rested > length.slept > 3
+    assert length.asked < 0.8 * host.steps, "it is asked once for a rest"
     assert proposer.missed > len(OPTIONS)
 
 

@@ -12,7 +12,8 @@ from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.protocol.messages.worker import AdapterSlot
 from troupellm.tests.support.adapters.peft_folders import write_adapter
-from troupellm.tests.support.checkpoints.decoder_pairs import Driver, Pair
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
+from troupellm.tests.support.checkpoints.hand_driver import Driver
 
 CPU = torch.device("cpu")
 KINDS: dict[str, dict[str, Any]] = {

@@ -28,12 +28,9 @@ NVFP4 = {
     "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "quantization_status": "compressed",
     "ignore": ["lm_head"], "config_groups": {"group_0": {
         "targets": ["Linear"], "input_activations": {"num_bits": 4, "type": "float", "dynamic": "local"},
-        "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}}},
+        "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 32}}},
 }  # fmt: skip
-BITSANDBYTES = {
-    "_load_in_4bit": True, "_load_in_8bit": False, "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_type": "nf4",
-    "load_in_4bit": True, "load_in_8bit": False, "quant_method": "bitsandbytes",
-}  # fmt: skip
+TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}
 W8A8 = {
     "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
     "config_groups": {"group_0": {
@@ -198,32 +195,40 @@ REFUSED: dict[str, Row] = {
     "quantization: an unknown key": Row(
         section(GPTQMODEL | {"codebook": "e8"}), r'quantization_config\.codebook is not supported, got "e8"', INSTEAD
     ),
-    "quantization: bitsandbytes": Row(section(BITSANDBYTES), r'quant_method must be .* got "bitsandbytes"', INSTEAD),
+    "quantization: torchao": Row(section(TORCHAO), r'quant_method must be .* got "torchao"', INSTEAD),
     "quantization: MLX": Row(
         config(quantization={"group_size": 64, "bits": 4}, quantization_config={"group_size": 64, "bits": 4}),
         r'config\.json: quantization is the packing of MLX, which is not read, got {"group_size": 64',
         "original checkpoint",
     ),
-    "quantization: NVFP4": Row(section(NVFP4), r'quantization_config\.format .* got "nvfp4-pack-quantized"', INSTEAD),
-    "modelopt: NVFP4": Row(
-        section(MODELOPT_SECTION | {"quant_algo": "NVFP4"}), r'quantization_config\.quant_algo .* got "NVFP4"', INSTEAD
+    "quantization: NVFP4 in groups of 32": Row(
+        section(NVFP4), r"group_0\.weights\.group_size must be 16, got 32", INSTEAD
     ),
-    "modelopt: NVFP4 in its own file": Row(
-        lambda files: files.others.update(
-            {"hf_quant_config.json": {"quantization": MODELOPT_FILE["quantization"] | {"quant_algo": "NVFP4"}}}
-        ),
-        r'hf_quant_config\.json: quantization\.quant_algo must be one of FP8, .* got "NVFP4"',
+    "modelopt: NVFP4 with smoothed inputs": Row(
+        section(MODELOPT_SECTION | {"quant_algo": "NVFP4_AWQ"}),
+        r'quantization_config\.quant_algo .* got "NVFP4_AWQ"',
         INSTEAD,
     ),
-    "modelopt: mixed layers": Row(
+    "modelopt: the same in its own file": Row(
+        lambda files: files.others.update(
+            {"hf_quant_config.json": {"quantization": MODELOPT_FILE["quantization"] | {"quant_algo": "NVFP4_AWQ"}}}
+        ),
+        r'hf_quant_config\.json: quantization\.quant_algo must be one of FP8, .* got "NVFP4_AWQ"',
+        INSTEAD,
+    ),
+    "modelopt: layers of their own, and one algorithm": Row(
         section(MODELOPT_SECTION | {"quantized_layers": {"a": {"quant_algo": "FP8"}}}),
-        "quantized_layers is not supported",
+        "quantized_layers must be missing unless quant_algo is MIXED_PRECISION",
     ),
     "modelopt: sparse": Row(
         section(MODELOPT_SECTION | {"sparsity_config": {"format": "sparse-24"}}), "sparsity_config is not supported"
     ),
-    "gptq: 3 bits": Row(section(GPTQMODEL | {"bits": 3}), r"quantization_config\.bits must be 4 or 8, got 3", INSTEAD),
-    "gptq: 2 bits": Row(section(GPTQMODEL | {"bits": 2}), r"quantization_config\.bits must be 4 or 8, got 2", INSTEAD),
+    "gptq: 5 bits": Row(
+        section(GPTQMODEL | {"bits": 5}), r"quantization_config\.bits must be one of 2, 3, 4, 8, got 5", INSTEAD
+    ),
+    "gptq: planes of bits": Row(
+        section(GPTQMODEL | {"bits": 3, "checkpoint_format": "gptq_p"}), 'checkpoint_format .* got "gptq_p"', INSTEAD
+    ),
     "gptq: marlin": Row(
         section(GPTQMODEL | {"checkpoint_format": "marlin"}), 'checkpoint_format .* got "marlin"', INSTEAD
     ),
@@ -236,14 +241,19 @@ REFUSED: dict[str, Row] = {
     ),
     "awq: gemv_fast": Row(section(GPTQMODEL | {"quant_method": "awq", "format": "gemv_fast"}), 'got "gemv_fast"'),
     "auto-round: another packing": Row(
-        section(AUTOROUND | {"packing_format": "auto_round:llm_compressor"}), 'packing_format .* got "auto_round:llm_c'
+        section(AUTOROUND | {"packing_format": "auto_round:llm_compressor_nvfp4_e5m3"}),
+        'packing_format .* got "auto_round:llm_c',
     ),
     "auto-round: inputs in 8 bits": Row(section(AUTOROUND | {"act_bits": 8}), "act_bits must be 16.* got 8", INSTEAD),
     "auto-round: floats": Row(
         section(AUTOROUND | {"data_type": "mx_fp"}), 'data_type must be one of int.* got "mx_fp"'
     ),
-    "auto-round: a layer of 2 bits": Row(
-        section(AUTOROUND | {"extra_config": {"lm_head": {"bits": 2}}}), r"bits must be 4 or 8, got 2"
+    "auto-round: a layer of 1 bit": Row(
+        section(AUTOROUND | {"extra_config": {"lm_head": {"bits": 1}}}),
+        r"extra_config\.lm_head\.bits must be one of 2, 3, 4, 5, 6, 7, 8, or 16, got 1",
+    ),
+    "auto-round: a rotation": Row(
+        section(AUTOROUND | {"rotation_config": {"hadamard": True}}), "rotation_config is not supported"
     ),
     "compressed-tensors: a rotation": Row(
         section(W8A8 | {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}),

@@ -1,13 +1,11 @@
 """Small random checkpoints of every decoder family, in `transformers` and in this engine."""
 
 import copy
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 import transformers
 
@@ -18,8 +16,8 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
 from troupellm.models.runner.runner import ModelRunner
-from troupellm.protocol.messages.worker import AdapterSlot, NewRow, RowChange, SamplingState, StepPlan, StepResult
 from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, assert_close_call
+from troupellm.tests.support.checkpoints.hand_driver import Driver
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 MAX_LEN = 192
@@ -332,104 +330,3 @@ class Pair:
                 own = dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
                 assert_close_call(index, ours, self.logits(before)[-1], own)
                 return
-
-
-class Driver:
-    """A scheduler by hand: rows with a cursor, blocks handed out in random order."""
-
-    def __init__(self, runner: ModelRunner, seed: int = 3) -> None:
-        self.runner = runner
-        self.free = list(range(runner.cache.num_blocks))
-        random.Random(seed).shuffle(self.free)
-        self.tokens: dict[int, list[int]] = {}
-        self.prompts: dict[int, int] = {}
-        self.done: dict[int, int] = {}
-        self.held: dict[int, int] = {}
-        self.adapters: dict[int, int] = {}
-        self.slots: tuple[AdapterSlot, ...] = ()
-        """For the next step."""
-        self.step = 0
-
-    def submit(self, row: int, prompt: list[int], adapter: int = 0) -> None:
-        self.adapters[row] = adapter
-        self.tokens[row], self.prompts[row], self.done[row], self.held[row] = list(prompt), len(prompt), 0, 0
-
-    def run(self, spans: dict[int, int]) -> StepResult:
-        """Compute so many tokens of each row."""
-        new, changes = [], []
-        for row, count in spans.items():
-            blocks = self._blocks_for(row, self.done[row] + count)
-            if self.done[row] == 0:
-                ids = np.array(self.tokens[row], dtype="<i4").tobytes()
-                state = SamplingState(temperature=0.0)
-                new.append(
-                    NewRow(
-                        row=row,
-                        epoch=1,
-                        request_id=str(row),
-                        token_ids=ids,
-                        num_prompt_tokens=self.prompts[row],
-                        sampling=state,
-                        blocks=(blocks,),
-                        adapter=self.adapters[row],
-                    )
-                )
-            elif blocks:
-                changes.append(RowChange(row=row, appended_blocks=(blocks,)))
-        rows = tuple(spans)
-        result = self.runner.run(
-            StepPlan(
-                step=self.step,
-                engine_epoch=0,
-                rows=rows,
-                epochs=(1,) * len(rows),
-                new_rows=tuple(new),
-                starts=tuple(self.done[row] for row in rows),
-                counts=tuple(spans.values()),
-                changes=tuple(changes),
-                adapters=self.slots,
-            )
-        )
-        self.slots = ()
-        self.step += 1
-        tokens = iter(result.tokens)
-        for row, count in zip(rows, result.token_counts, strict=True):
-            self.done[row] += spans[row]
-            self.tokens[row] += [next(tokens) for _ in range(count)]
-        assert result.errors == ()
-        return result
-
-    def generate(self, row: int, new_tokens: int) -> None:
-        while self.generated(row) < new_tokens:
-            self.run({row: len(self.tokens[row]) - self.done[row]})
-
-    def generated(self, row: int) -> int:
-        return len(self.tokens[row]) - self.prompts[row]
-
-    def answer(self, row: int) -> list[int]:
-        return self.tokens[row][self.prompts[row] :]
-
-    def _blocks_for(self, row: int, length: int) -> tuple[int, ...]:
-        needed = -(-length // self.runner.cache.block_size) - self.held[row]
-        self.held[row] += max(needed, 0)
-        return tuple(self.free.pop() for _ in range(needed))
-
-
-def check_ragged_batch(pair: Pair) -> None:
-    """Six prompts that come one after the other: their chunks share steps with the tokens that others generate."""
-    lengths = {0: 3, 1: 33, 2: 17, 3: 61, 4: 16, 5: 1}
-    driver = Driver(pair.runner())
-    for row, length in lengths.items():
-        driver.submit(row, make_prompt(length, seed=row))
-    arrivals = {0: 0, 1: 0, 2: 1, 3: 3, 4: 4, 5: 6}
-    step = 0
-    while any(driver.generated(row) < 10 for row in lengths):
-        present = [row for row in lengths if arrivals[row] <= step and driver.generated(row) < 10]
-        driver.run({row: min(20, len(driver.tokens[row]) - driver.done[row]) for row in present})
-        step += 1
-    for row, length in lengths.items():
-        pair.check(make_prompt(length, seed=row), driver.answer(row))
-
-
-def make_prompt(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(seed + length)).tolist()

@@ -34,9 +34,11 @@ class Served:
     ids: list[list[int]]
 
 
-async def serve(path: Path, prompts: tuple[str, ...], *, tokens: int, text: str, texts: tuple[str, ...]) -> Served:
+async def serve(
+    path: Path, prompts: tuple[str, ...], *flags: str, tokens: int, text: str, texts: tuple[str, ...]
+) -> Served:
     """Answers of `troupellm serve FILE`, all prompts in one batch."""
-    async with serving_process(path, small=False) as server:
+    async with serving_process(path, *flags, small=False) as server:
         await server.ready(LONGEST_SECONDS)
         async with server.client(timeout=LONGEST_SECONDS) as client:
             answers = await _complete(client, path.stem, prompt=list(prompts), max_tokens=tokens, ignore_eos=True)

@@ -61,59 +61,78 @@ TEXT_PARTS: dict[str, TextPart] = {
     "mistral3": TextPart(
         "Mistral3ForConditionalGeneration",
         lambda: transformers.Mistral3Config(
-            text_config={**TEXT, "model_type": "mistral", "sliding_window": None}, vision_config=PIXTRAL,
+            text_config={**TEXT, "model_type": "mistral", "sliding_window": None},
+            vision_config=PIXTRAL,
             tie_word_embeddings=False,
         ),
-        "MistralForCausalLM", NEWER,
+        "MistralForCausalLM",
+        NEWER,
     ),
     "llava": TextPart(
         "LlavaForConditionalGeneration",
         lambda: transformers.LlavaConfig(text_config={**TEXT, "model_type": "llama"}, vision_config=CLIP),
-        "LlamaForCausalLM", NEWER,
+        "LlamaForCausalLM",
+        NEWER,
     ),
     "llava_next": TextPart(
         "LlavaNextForConditionalGeneration",
         lambda: transformers.LlavaNextConfig(
             text_config={**TEXT, "model_type": "mistral", "sliding_window": 20}, vision_config=CLIP
         ),
-        "MistralForCausalLM", NEWER,
+        "MistralForCausalLM",
+        NEWER,
     ),
     "internvl": TextPart(
         "InternVLForConditionalGeneration",
         lambda: transformers.InternVLConfig(
             text_config={**TEXT, "model_type": "qwen3", "head_dim": 32},
-            vision_config={**IMAGES, "image_size": [28, 28], "patch_size": [14, 14]}, tie_word_embeddings=False,
+            vision_config={**IMAGES, "image_size": [28, 28], "patch_size": [14, 14]},
+            tie_word_embeddings=False,
         ),
-        "Qwen3ForCausalLM", INTERNVL, ("llm_config",), "InternVLChatModel",
+        "Qwen3ForCausalLM",
+        INTERNVL,
+        ("llm_config",),
+        "InternVLChatModel",
     ),
     "qwen2_vl": TextPart(
         "Qwen2VLForConditionalGeneration",
         lambda: transformers.Qwen2VLConfig(
             text_config={**TEXT, "rope_parameters": sections(2, 3, 3)},
-            vision_config={**SEEN, "embed_dim": 32, "hidden_size": 64}, tie_word_embeddings=True,
+            vision_config={**SEEN, "embed_dim": 32, "hidden_size": 64},
+            tie_word_embeddings=True,
         ),
-        "Qwen2ForCausalLM", QWEN,
+        "Qwen2ForCausalLM",
+        QWEN,
     ),
     "qwen2_5_vl": TextPart(
         "Qwen2_5_VLForConditionalGeneration",
         lambda: transformers.Qwen2_5_VLConfig(
-            text_config={**TEXT, "rope_parameters": sections(2, 3, 3)}, vision_config=OMNI_SEEN,
+            text_config={**TEXT, "rope_parameters": sections(2, 3, 3)},
+            vision_config=OMNI_SEEN,
         ),
-        "Qwen2ForCausalLM", {}, (),
+        "Qwen2ForCausalLM",
+        {},
+        (),
     ),
     "qwen3_vl": TextPart(
         "Qwen3VLForConditionalGeneration",
         lambda: transformers.Qwen3VLConfig(
             text_config={**TEXT, "head_dim": 32, "rope_parameters": sections(6, 5, 5, mrope_interleaved=True)},
-            vision_config=SEEN, tie_word_embeddings=True,
+            vision_config=SEEN,
+            tie_word_embeddings=True,
         ),
         "Qwen3ForCausalLM",
     ),
     "qwen3_vl_moe": TextPart(
         "Qwen3VLMoeForConditionalGeneration",
         lambda: transformers.Qwen3VLMoeConfig(
-            text_config={**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "tie_word_embeddings": False,
-                         "rope_parameters": sections(6, 5, 5, mrope_interleaved=True)},
+            text_config={
+                **EXPERTS,
+                "head_dim": 32,
+                "norm_topk_prob": True,
+                "tie_word_embeddings": False,
+                "rope_parameters": sections(6, 5, 5, mrope_interleaved=True),
+            },
             vision_config=SEEN,
         ),
         "Qwen3MoeForCausalLM",
@@ -128,8 +147,13 @@ TEXT_PARTS: dict[str, TextPart] = {
     "glm4v_moe": TextPart(
         "Glm4vMoeForConditionalGeneration",
         lambda: transformers.Glm4vMoeConfig(
-            text_config={**ROUTED, "first_k_dense_replace": 1, "attention_bias": True, "tie_word_embeddings": False,
-                         "rope_parameters": sections(2, 3, 3, partial_rotary_factor=0.5)},
+            text_config={
+                **ROUTED,
+                "first_k_dense_replace": 1,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+                "rope_parameters": sections(2, 3, 3, partial_rotary_factor=0.5),
+            },
             vision_config=SEEN,
         ),
         "Glm4MoeForCausalLM",
@@ -137,28 +161,44 @@ TEXT_PARTS: dict[str, TextPart] = {
     "gemma3": TextPart(
         "Gemma3ForConditionalGeneration",
         lambda: transformers.Gemma3Config(
-            text_config={**GEMMA, "sliding_window": 20}, vision_config=IMAGES, tie_word_embeddings=False,
+            text_config={**GEMMA, "sliding_window": 20},
+            vision_config=IMAGES,
+            tie_word_embeddings=False,
             initializer_range=0.3,
         ),
-        "Gemma3ForCausalLM", NEWER,
+        "Gemma3ForCausalLM",
+        NEWER,
     ),
     "qwen2_5_omni": TextPart(
         "Qwen2_5OmniThinkerForConditionalGeneration",
         lambda: transformers.Qwen2_5OmniThinkerConfig(
-            text_config={**TEXT, "rope_parameters": sections(2, 3, 3)}, vision_config=OMNI_SEEN, audio_config=HEARD,
+            text_config={**TEXT, "rope_parameters": sections(2, 3, 3)},
+            vision_config=OMNI_SEEN,
+            audio_config=HEARD,
             initializer_range=0.3,
         ),
-        "Qwen2ForCausalLM", THINKER, ("thinker_config", "text_config"), "Qwen2_5OmniModel",
+        "Qwen2ForCausalLM",
+        THINKER,
+        ("thinker_config", "text_config"),
+        "Qwen2_5OmniModel",
     ),
     "qwen3_omni_moe": TextPart(
         "Qwen3OmniMoeThinkerForConditionalGeneration",
         lambda: transformers.Qwen3OmniMoeThinkerConfig(
-            text_config={**EXPERTS, "head_dim": 32, "tie_word_embeddings": False,
-                         "rope_parameters": sections(6, 5, 5, mrope_interleaved=True)},
-            vision_config=SEEN, audio_config={**HEARD, "downsample_hidden_size": 8},
+            text_config={
+                **EXPERTS,
+                "head_dim": 32,
+                "tie_word_embeddings": False,
+                "rope_parameters": sections(6, 5, 5, mrope_interleaved=True),
+            },
+            vision_config=SEEN,
+            audio_config={**HEARD, "downsample_hidden_size": 8},
             initializer_range=0.3,
         ),
-        "Qwen3MoeForCausalLM", THINKER, ("thinker_config", "text_config"), "Qwen3OmniMoeForConditionalGeneration",
+        "Qwen3MoeForCausalLM",
+        THINKER,
+        ("thinker_config", "text_config"),
+        "Qwen3OmniMoeForConditionalGeneration",
     ),
     "smolvlm": TextPart(
         "SmolVLMForConditionalGeneration",
@@ -174,10 +214,17 @@ TEXT_PARTS: dict[str, TextPart] = {
         "VoxtralForConditionalGeneration",
         lambda: transformers.VoxtralConfig(
             text_config={**TEXT, "model_type": "llama"},
-            audio_config={"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
-                          "num_mel_bins": 8, "max_source_positions": 16},
+            audio_config={
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_mel_bins": 8,
+                "max_source_positions": 16,
+            },
         ),
-        "LlamaForCausalLM", NEWER,
+        "LlamaForCausalLM",
+        NEWER,
     ),
     "kimi_k25": TextPart(
         "DeepseekV3ForCausalLM",
@@ -185,17 +232,26 @@ TEXT_PARTS: dict[str, TextPart] = {
             **LATENT, q_lora_rank=40, first_k_dense_replace=1, n_group=1, topk_group=1, num_mtp_layers=0
         ),
         "DeepseekV3ForCausalLM",
-        {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}, ("text_config",),
+        {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+        ("text_config",),
         "KimiK25ForConditionalGeneration",
     ),
     "minicpm_v": TextPart(
-        "Qwen2ForCausalLM", lambda: transformers.Qwen2Config(**TEXT, version=2.6), "Qwen2ForCausalLM",
-        {"model.": "llm.model.", "lm_head.": "llm.lm_head."}, None, "MiniCPMV",
+        "Qwen2ForCausalLM",
+        lambda: transformers.Qwen2Config(**TEXT, version=2.6),
+        "Qwen2ForCausalLM",
+        {"model.": "llm.model.", "lm_head.": "llm.lm_head."},
+        None,
+        "MiniCPMV",
     ),
     "phi4_multimodal": TextPart(
-        "Phi3ForCausalLM", lambda: transformers.Phi3Config(**TEXT), "Phi3ForCausalLM",
-        {}, None, "Phi4MMForCausalLM",
+        "Phi3ForCausalLM",
+        lambda: transformers.Phi3Config(**TEXT),
+        "Phi3ForCausalLM",
+        {},
+        None,
+        "Phi4MMForCausalLM",
     ),
-}  # fmt: skip
+}
 AROUND_TEXT = ("kimi_k25", "minicpm_v", "phi4_multimodal")
 """What their publishers' code wraps around: `transformers` does not write such files."""

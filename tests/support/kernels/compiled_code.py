@@ -10,12 +10,12 @@ from troupellm.kernels.cpp import build
 from troupellm.kernels.fused_decoder import layers
 from troupellm.kernels.linear import cpu as products
 from troupellm.kernels.paged_attention import cpu as attention
-from troupellm.kernels.quantized_linear import cpu_int8, cpu_packed
+from troupellm.kernels.quantized_linear import cpu_blocks, cpu_int8, cpu_packed
 from troupellm.kernels.sampling import cpu as sampling
 
 REMEMBERED = (
     cpp.load, products.load, attention.load, layers.load, cpu_int8.compiled, cpu_int8.row_quantizer,
-    cpu_int8.many_rows, cpu_packed.load, sampling.compiled,
+    cpu_int8.many_rows, cpu_packed.load, cpu_blocks.load, sampling.compiled,
 )  # fmt: skip
 
 

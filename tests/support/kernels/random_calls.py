@@ -11,19 +11,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.act_quant.reference import quantize_rows
+from troupellm.kernels.act_quant.reference import quantize_rows, rounded_groups
 from troupellm.kernels.linear import PackedLinear, pack
 from troupellm.kernels.linear.cpu import CppWeight
 from troupellm.kernels.low_rank.native import low_rank_native
 from troupellm.kernels.low_rank.reference import low_rank_reference
 from troupellm.kernels.low_rank.weights import LowRankWeights, grouped_rows
-from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_int8, cpu_packed
+from troupellm.kernels.quantized_linear import (
+    GgufBlocks,
+    Int4Group,
+    Int8Channel,
+    QuantizedWeight,
+    cpu_blocks,
+    cpu_int8,
+    cpu_packed,
+)
 from troupellm.kernels.quantized_linear.cpu_rows import CppRows
+from troupellm.kernels.quantized_linear.gguf import LARGEST, PACKED_BYTES, InputBits
 from troupellm.kernels.quantized_linear.grouped import Int8WeightOnly
 from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.adjust import unpacked
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
+from troupellm.tests.support.gguf.gguf_blocks import random_blocks
 
 Random = np.random.Generator
 MOST_ROWS = 130
@@ -91,6 +101,46 @@ def coded_weight(random: Random) -> Weight:
     assert functions is not None
     bias = floats(random, outs) if random.random() < 0.5 else None
     return cpu_packed.PackedProduct(functions, codes, weight.shape, bias), lambda x: weight.product(x, bias), 1e-4
+
+
+def block_weight(random: Random) -> Weight:
+    """Of one type, or of two with one below the other; the first kinds take groups of 32 inputs, the others of 256."""
+    bits: InputBits = 8 if random.random() < 0.5 else 15
+    parts, most = [], int(random.integers(1, 3))
+    names = [str(random.choice(list(PACKED_BYTES))) for _ in range(most)]
+    depth = (
+        256 * int(random.integers(1, 4))
+        if any("K" in name or "XS" in name for name in names)
+        else 32 * int(random.integers(1, 20))
+    )
+    for number, name in enumerate(names):
+        outs = int(random.integers(1, 130))
+        outs = outs // 16 * 16 or 16 if number + 1 < most or random.random() < 0.5 else outs
+        data = torch.from_numpy(random_blocks((outs, depth), name, seed=int(random.integers(0, 1000))))
+        parts.append(GgufBlocks(data, name, input_bits=bits))
+    bias = floats(random, sum(part.shape[0] for part in parts)) if random.random() < 0.5 else None
+    functions = cpu_blocks.load()
+    assert functions is not None
+    whole = torch.cat([part.dequantize() for part in parts])
+
+    def product(x: Tensor) -> Tensor:
+        return functional.linear(rounded_groups(x, LARGEST[bits]), whole, bias)
+
+    # A norm that differs in its last bit moves some input to the next of its values.
+    blocks = [cpu_blocks.Blocks(part.layout, part.data) for part in parts]
+    return cpu_blocks.BlockProduct(functions, blocks, bias, fine=bits == 15), product, 0.02 if bits == 8 else 2e-4
+
+
+def looked_up(random: Random, weight: Weight) -> None:
+    """Rows of a weight in blocks."""
+    native, reference, _ = weight
+    assert isinstance(native, cpu_blocks.BlockProduct)
+    index = torch.from_numpy(random.integers(0, native.out_features, int(random.integers(0, 40))))
+    assert native.rows(index).shape == (index.numel(), native.in_features)
+    unit = torch.zeros(1, native.in_features)
+    unit[0, int(random.integers(0, native.in_features))] = 1.0
+    zero = reference(torch.zeros_like(unit))
+    near(native.rows(index) @ unit[0], (reference(unit) - zero)[0, index], 1e-5)
 
 
 def a_product(random: Random, weight: Weight) -> None:
@@ -173,10 +223,19 @@ def drawn(random: Random) -> None:
     assert torch.equal(peaks, logits.amax(-1))
 
 
-def some_product(random: Random, outs: int, ins: int, int8: bool) -> PackedLinear:
-    """A weight in float32 or int8 whose products keep numbers near 1."""
+def some_product(random: Random, outs: int, ins: int, kind: str) -> PackedLinear:
+    """A weight in float32, int8 or blocks whose products keep numbers near 1; `ins` of blocks is a multiple of 32."""
+    bias = floats(random, outs) if random.random() < 0.3 else None
+    if kind == "blocks":
+        return pack(some_blocks(random, outs, ins), bias)
     plain = floats(random, outs, ins) / ins**0.5
-    return pack(Int8Channel.quantize(plain) if int8 else plain, floats(random, outs) if random.random() < 0.3 else None)
+    return pack(Int8Channel.quantize(plain) if kind == "int8" else plain, bias)
+
+
+def some_blocks(random: Random, outs: int, ins: int) -> GgufBlocks:
+    """A weight of a type whose blocks are of 32 inputs."""
+    name, seed = str(random.choice(["Q4_0", "Q5_1", "Q8_0"])), int(random.integers(0, 1000))
+    return GgufBlocks(torch.from_numpy(random_blocks((outs, ins), name, ins**-0.5, seed)), name)
 
 
 def with_weight(make: Callable[[Random], Weight], use: Sequence[Callable[[Random, Weight], None]]) -> "Calls":
@@ -228,6 +287,7 @@ PRODUCTS: dict[str, Calls] = {
     "linear": with_weight(float_weight, (a_product,)),
     "int8_linear": with_weight(int8_weight, (a_product,)),
     "coded_linear": with_weight(coded_weight, (a_product, decoded)),
+    "block_linear": with_weight(block_weight, (a_product, looked_up)),
     "int8_quantize": each(quantized_rows),
     "sampling": each(drawn),
     "low_rank": each(low_rank),

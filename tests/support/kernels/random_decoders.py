@@ -11,11 +11,13 @@ from torch.nn import functional
 from troupellm.kernels import kv_quant
 from troupellm.kernels.fused_decoder import layers as decoder_layers, step as decode_step
 from troupellm.kernels.fused_decoder.layers import DecoderLayers, FusedLayerWeights
+from troupellm.kernels.linear import pack
 from troupellm.kernels.paged_attention import cpu
 from troupellm.kernels.paged_attention.cpu import CELLS, CppAttention, Rotation
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
+from troupellm.kernels.quantized_linear.cpu_blocks import BlockProduct
 from troupellm.kernels.rope_kv_write.kv_write import kv_rows, kv_write
 from troupellm.kernels.rope_kv_write.rope_reference import rope_reference
 from troupellm.kernels.sampling import cpu as sampling
@@ -28,6 +30,7 @@ from troupellm.tests.support.kernels.random_calls import (
     floats,
     near,
     options,
+    some_blocks,
     some_product,
 )
 
@@ -190,8 +193,13 @@ class Model:
         function = cpu.load()
         assert function is not None
         self.kv_heads, self.size = int(random.integers(1, 4)), 16 * int(random.integers(1, 17))
+        kind = str(random.choice(["float32", "int8", "blocks"]))
+        if kind == "blocks":  # of 32 inputs
+            self.kv_heads, self.size = 2 * self.kv_heads, 16 * int(random.integers(1, 9))
         self.heads, self.hidden = self.kv_heads * int(random.integers(1, 5)), int(random.integers(1, 100))
-        inner, int8 = 16 * int(random.integers(1, 80)), bool(random.random() < 0.5)
+        inner = 16 * int(random.integers(1, 80))
+        if kind == "blocks":
+            self.hidden, inner = 32 * (1 + self.hidden // 32), 32 * (1 + inner // 32)
         self.half = int(random.choice([0, self.size // 4, self.size // 2]))
         self.windows = (None, int(random.integers(1, 40)))
         self.rotations = [(floats(random, 200, 1, self.half), floats(random, 200, 1, self.half))] if self.half else []
@@ -201,7 +209,7 @@ class Model:
             return floats(random, size) if random.random() < 0.7 else None
 
         def product(outs: int, ins: int):
-            return some_product(random, outs, ins, int8)
+            return some_product(random, outs, ins, kind)
 
         self.parts = [
             FusedLayerWeights(
@@ -229,9 +237,25 @@ class Model:
         ]
         self.vocab = int(random.integers(1, 150))
         self.head = product(self.vocab, self.hidden)
-        self.embedding = floats(random, int(random.integers(self.vocab, 160)), self.hidden)
+        tokens = int(random.integers(self.vocab, 160))
+        self.embedding: Tensor | BlockProduct = floats(random, tokens, self.hidden)
+        if kind == "blocks":
+            vectors = pack(some_blocks(random, tokens, self.hidden)).fast
+            assert isinstance(vectors, BlockProduct)
+            self.embedding = vectors
         self.norm = floats(random, self.hidden)
         self.together = decoder_layers.decoder_layers(self.parts)
+
+    @property
+    def in_blocks(self) -> bool:
+        return isinstance(self.embedding, BlockProduct)
+
+    @property
+    def tokens(self) -> int:
+        return self.embedding.out_features if self.in_blocks else self.embedding.shape[0]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embedding.rows(token_ids) if self.in_blocks else self.embedding[token_ids]
 
     @property
     def layers(self) -> DecoderLayers:
@@ -295,7 +319,7 @@ def stepped(random: Random, model: Model) -> None:
     assert step is not None
     assert functions is not None
     count, longest = batch.starts.size, int(batch.starts.max()) + 2
-    where, last = random.permutation(slots)[:count], random.integers(0, model.embedding.shape[0], count)
+    where, last = random.permutation(slots)[:count], random.integers(0, model.tokens, count)
     tokens, lengths = np.zeros((slots, longest), dtype=np.int32), np.ones(slots, dtype=np.int64)
     tokens[where, batch.starts], lengths[where] = last, batch.starts + 1
     blocks = np.full((1, slots, batch.tables.shape[1]), -1, dtype=np.int32)
@@ -305,7 +329,7 @@ def stepped(random: Random, model: Model) -> None:
     columns, chosen = options(random, 9), random.integers(0, 9, count)
     memory = decode_step.RowMemory(tokens, lengths, blocks, num_blocks)
     found = step.run(memory, columns, where, chosen, batch.starts.tolist())
-    residual = model.embedding[torch.from_numpy(last)] * 1.5
+    residual = model.embed(torch.from_numpy(last)) * 1.5
     hidden = model.one_by_one(residual, batch, copies, torch.from_numpy(batch.starts), None)
     assert model.head.native is not None
     near(step.logits[:count], model.head.native.linear(hidden, model.norm, 1e-5, None, 1.0), 1e-3)

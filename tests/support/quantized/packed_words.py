@@ -12,6 +12,8 @@ from troupellm.tests.support.quantized.quantized_llama import signal_to_error
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False, "damp_percent": 0.01}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+FEWEST = {2: 4, 3: 9, 4: 12, 5: 20, 6: 26, 7: 32, 8: 35}
+"""Decibels of signal to error by bits."""
 AWQ_PACKING = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -36,12 +38,10 @@ def whole_numbers(
 
 
 def packed(numbers: NDArray[Any], bits: int) -> Tensor:
-    """Along the last dimension, the first number in the lowest bits."""
-    per_word = 32 // bits
-    words = np.zeros((*numbers.shape[:-1], numbers.shape[-1] // per_word), dtype=np.uint32)
-    for place in range(per_word):
-        words |= numbers[..., place::per_word].astype(np.uint32) << np.uint32(bits * place)
-    return torch.from_numpy(words.view(np.int32))
+    """Along the last dimension, as one long little-endian number."""
+    places = np.unpackbits(numbers.astype(np.uint8)[..., None], axis=-1, count=bits, bitorder="little")
+    octets = np.packbits(places.reshape(*numbers.shape[:-1], -1), axis=-1, bitorder="little")
+    return torch.from_numpy(np.ascontiguousarray(octets).view("<i4"))
 
 
 class GptqWriter:
@@ -81,7 +81,7 @@ class GptqWriter:
         for column in range(columns):
             group = groups[column]
             meant[:, column] = scales[group].astype(np.float32) * (q[:, column].astype(np.int64) - zeros[group])
-        assert signal_to_error(weight, torch.from_numpy(meant)) > (35 if bits == 8 else 12)
+        assert signal_to_error(weight, torch.from_numpy(meant)) > FEWEST[bits]
         return stored, torch.from_numpy(meant)
 
 

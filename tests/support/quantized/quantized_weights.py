@@ -10,7 +10,9 @@ from troupellm.kernels.quantized_linear import (
     Int8WeightOnly,
     Mx,
     QuantizedWeight,
+    Table4,
 )
+from troupellm.kernels.quantized_linear.mx import element_values
 
 ROWS, COLUMNS = 96, 256
 
@@ -32,6 +34,12 @@ def gguf(layout: str, size: int, scales: tuple[int, ...], seed: int = 0, rows: i
     return GgufBlocks(data.view(rows, -1), layout)
 
 
+def table4(table: torch.Tensor, run: int, seed: int = 0, rows: int = ROWS) -> Table4:
+    """Random codes; every scale is another one."""
+    scale = torch.rand(rows, COLUMNS // run, generator=torch.Generator().manual_seed(seed)) / 50
+    return Table4(random_bytes(rows, COLUMNS // 2, seed), table, scale)
+
+
 def kinds(seed: int = 0, rows: int = ROWS) -> dict[str, QuantizedWeight]:
     plain = weight(seed, rows)
     exponents = torch.randint(120, 130, (rows, COLUMNS // 32), dtype=torch.uint8)
@@ -45,6 +53,7 @@ def kinds(seed: int = 0, rows: int = ROWS) -> dict[str, QuantizedWeight]:
         "fp8_tiles": Fp8(plain.to(torch.float8_e4m3fn), torch.rand(-(-rows // 32), 4), block=(32, 64)),
         "mxfp4": Mx(random_bytes(rows, COLUMNS // 2, seed), exponents, "fp4_e2m1"),
         "mxfp6": Mx(random_bytes(rows, COLUMNS, seed) & 63, exponents, "fp6_e3m2"),
+        "nvfp4": table4(element_values("fp4_e2m1"), 16, seed, rows),
         "q8_0": gguf("Q8_0", 34, (0,), seed, rows),
         "q4_0": gguf("Q4_0", 18, (0,), seed, rows),
         "q4_k": gguf("Q4_K", 144, (0, 2), seed, rows),
