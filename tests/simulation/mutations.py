@@ -228,7 +228,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "if digest not in kept]",
     ),
     "what a lost worker has read counts": Mutation(
-        "actors.scheduler.adapter_gate", "        if of_lost:\n", "        if False:\n"
+        "actors.scheduler.adapter_gate", "        if lost:\n", "        if False:\n"
     ),
     "blocks of one adapter are found by another": Mutation(
         "actors.input.prepare",
