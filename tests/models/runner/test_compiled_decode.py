@@ -25,7 +25,8 @@ from troupellm.models.speculation.draft_length import DraftLength
 from troupellm.models.speculation.speculator import Options, Speculator
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer
 
