@@ -91,9 +91,20 @@ def _tag(own: OwnCall, key: str, value: _Value) -> Format:
     after = after.replace("{key}", key)
     if is_text and own.quote:
         before, after = before + own.quote, own.quote + after
+    if value.content["type"] != "any_text":
+        return {"type": "tag", "begin": before, "content": value.content, "end": after}
     # A text ends at the first mark, and the line break before that is the model's to write.
-    free = value.content["type"] == "any_text"
-    return {"type": "tag", "begin": before, "content": value.content, "end": after.lstrip() if free else after}
+    text = value.content | {"excludes": _followers(own)}
+    return {"type": "tag", "begin": before, "content": text, "end": after.lstrip()}
+
+
+def _followers(own: OwnCall) -> list[str]:
+    """The marks behind an argument, at which a parser ends a text that has no mark of its own at its end."""
+    if own.quote or own.nested or own.values != "plain":
+        return []
+    behind = (own.argument.partition("{")[0], own.call.partition("{arguments}")[2])
+    marks = [text.split()[0].partition(">")[0] for text in behind]
+    return [mark if mark.startswith("<|") else f"\n{mark}" for mark in marks]
 
 
 def _values(own: OwnCall, schema: Mapping[str, Any] | None, root: Mapping[str, Any]) -> list[_Value]:
