@@ -255,6 +255,20 @@ def test_a_flag_says_if_a_value_is_a_text(flag: str, value: str, good: bool, fit
         assert read("deepseek_v4", text, tools) == [("f", {"a": "x" if value == "x" else None})]
 
 
+@pytest.mark.parametrize("name", [name for name in DISTINCT_PARSERS if chat_syntax_named(name, "none").calls])
+@pytest.mark.parametrize(("tool", "key"), [("get-weather.v2", "x-y.z"), ("3d", "_x1"), ("f", "a b"), ("f", "<k>")])
+def test_odd_names_are_written_in_a_form_in_which_they_are_read(name: str, tool: str, key: str, fits):
+    calls = chat_syntax_named(name, "none").calls
+    assert calls is not None
+    parameters = {"type": "object", "properties": {key: {"type": "integer"}}, "required": [key]}
+    tools = [{"function": {"name": tool, "parameters": parameters}}]
+    for own in calls.written.own:
+        said = own.argument.replace("{key}", key).replace("{type}", "false").replace("{value}", "3")
+        before, _, after = own.around or (calls.written.before, "", calls.written.after)
+        text = before + own.call.replace("{name}", tool).replace("{arguments}", said) + after
+        assert not fits(forced(name, tools), text) or read(name, text, tools) == [(tool, {key: 3})], text
+
+
 def test_a_free_text_excludes_so_many_texts_at_most(backend, fits):
     for most, end in ((MOST_EXCLUDED, "</a>"), (MOST_EXCLUDED + 1, "</a>"), (1, "")):
         content = {"type": "any_text", "excludes": [f"\n{number}/" for number in range(most)]}
