@@ -62,7 +62,7 @@ def number_of_tags(format_: Format) -> int:
     inner = [*format_.get("tags", ()), *format_.get("elements", ())]
     if format_["type"] == "tag":
         inner.append(format_["content"])
-    return (format_["type"] == "tag") + sum(map(number_of_tags, inner))
+    return int(format_["type"] == "tag") + sum(map(number_of_tags, inner))
 
 
 class _Value(NamedTuple):
