@@ -200,7 +200,7 @@ async def test_a_conversation_at_its_bound_says_how_to_go_on_and_goes_on(tiny_en
 
 
 async def test_responses_at_the_bound_go_on_from_an_earlier_one(tiny_engine):
-    config = server_config(max_body_bytes=2_000)
+    config = server_config(max_body_bytes=8_000)
     asked = GREEDY | {"store": True, "input": "x" * 600}
     async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
         names: list[str] = []
