@@ -222,7 +222,8 @@ def test_a_step_in_which_no_row_drafts_is_the_one_call_unless_the_proposer_is_sh
         return Speculator(proposer, rows, options, width, length=length, clock=lambda: next(ticks))
 
     found = []
-    for more in ({}, {"speculation": speculation}):
+    settings: tuple[dict[str, Any], ...] = ({}, {"speculation": speculation})
+    for more in settings:
         rows = Rows(make_runner(decoder, torch.float32, **more))
         new = tuple(rows.submit(row, make_prompt(5, seed=row), STATES[row]) for row in (0, 1))
         rows.run({0: 5, 1: 5}, new)
