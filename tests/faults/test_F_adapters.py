@@ -109,10 +109,15 @@ async def test_F8_load_calls_read_nothing_elsewhere_and_take_no_odd_names(engine
     names = ("tiny", "../good", "/good", "a b", "", "x" * 129, "ä")
     bodies = [("lora_path", {"lora_name": "new", "lora_path": path}) for path in paths]
     bodies += [("lora_name", {"lora_name": name, "lora_path": "good"}) for name in names]
+    wrong = {"lora_name": (5, None, [], {}), "lora_path": (5, None, ["good"]), "load_inplace": ("yes", 1, None)}
+    wrong |= {"base_model_name": (5, {}), "lora_int_id": ("x", 1.5)}
+    right = {"lora_name": "new", "lora_path": "good"}
+    bodies += [(param, right | {param: value}) for param, values in wrong.items() for value in values]
     config = server_config(admin_api_key=("root-key",))
     async with engine_of() as engine, running_server(engine, config) as served, served.client() as client:
         for param, body in bodies:
-            refused = await client.post("/v1/load_lora_adapter", headers=ADMIN, json=body)
+            route = "/v1/unload_lora_adapter" if param == "lora_int_id" else "/v1/load_lora_adapter"
+            refused = await client.post(route, headers=ADMIN, json=body)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
             assert len(refused.text) < 500
 

@@ -29,16 +29,19 @@ def admin_routes() -> list[tuple[str, str]]:
     return [(route.method, route.path) for route in app.routes if route.scope == "admin"]
 
 
-PATHS = {"abort": "/abort_requests", "set_log_level": "/log_level", "snapshot": "/debug/snapshot"}
+PATHS = {
+    "abort": "/abort_requests", "set_log_level": "/log_level", "snapshot": "/debug/snapshot",
+    "load_adapter": "/v1/load_lora_adapter", "unload_adapter": "/v1/unload_lora_adapter",
+}  # fmt: skip
 """Of the actions whose path is not their name."""
 
 
-OF_SESSIONS = {"kv_keep", "kv_prefetch", "kv_drop"}
+OF_API_ROUTES = {"kv_keep", "kv_prefetch", "kv_drop", "find_adapter", "list_adapters"}
 """Actions that API routes ask for, under the keys of those."""
 
 
 def test_every_other_action_has_one_route() -> None:
-    named = sorted(PATHS.get(name, f"/{name}") for name in ACTIONS.keys() - OF_SESSIONS)
+    named = sorted(PATHS.get(name, f"/{name}") for name in ACTIONS.keys() - OF_API_ROUTES)
     assert sorted(path for _, path in admin_routes()) == named
 
 
