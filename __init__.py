@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from troupellm.models.chat_parsers.syntax import (
         CallSyntax as CallSyntax,
         Channels as Channels,
+        OwnCall as OwnCall,
         Thinking as Thinking,
         Written as Written,
     )
@@ -193,7 +194,7 @@ _HOMES = {
     ),
     "ConnectorContext": "models.kv_connectors.base",
     "BlockSignature": "models.kv_connectors.signed_block",
-    **dict.fromkeys(("CallSyntax", "Channels", "Thinking", "Written"), "models.chat_parsers.syntax"),
+    **dict.fromkeys(("CallSyntax", "Channels", "OwnCall", "Thinking", "Written"), "models.chat_parsers.syntax"),
     "Matcher": "models.structured_outputs.backend",
     **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.sampling.logits_processors"),
     "Drafts": "models.batch.row_drafts",

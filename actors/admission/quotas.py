@@ -201,10 +201,15 @@ class Quotas:
             account.tokens.take(tokens)
         return account.quota()
 
-    def change(self, tenant: str, *, tokens: int) -> None:
-        """An estimate was wrong by so many tokens."""
+    def change(self, tenant: str, *, tokens: int, requests: int = 0) -> None:
+        """A charge was wrong by so many tokens and requests."""
         account = self._accounts.get(tenant)
-        if account is not None and account.tokens is not None:
+        if account is None:
+            return
+        account.num_requests += requests
+        if account.requests is not None:
+            account.requests.take(requests)
+        if account.tokens is not None:
             account.tokens.take(tokens)
 
     def leave(self, tenant: str, sequences: int) -> None:

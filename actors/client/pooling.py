@@ -1,7 +1,7 @@
 """Vectors, scores and labels, whether the engine lives in this process or in another one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,7 @@ class PoolingApi(ABC):
         deadline: float | None = None,
         concurrency: int | None = None,
         adapter: str = "",
+        taken: Callable[[int], None] | None = None,
     ) -> AsyncIterator[tuple[int, Pooled]]:
         """(index, vector) of every prompt as each is done, `concurrency` at a time.
 
@@ -79,6 +80,7 @@ class PoolingApi(ABC):
             request_id: prompt i is known as `request_id`-i.
             deadline: seconds within which each must have been scheduled.
             adapter: name of a LoRA adapter; empty is the model itself.
+            taken: told how many tokens a prompt has, as soon as the engine has it.
         """
         made = [as_prompt(prompt) for prompt in prompts]
         salts = [as_salt(cache_salt, prompt) for prompt in prompts]
@@ -112,8 +114,14 @@ class PoolingApi(ABC):
             left = None if quota is None else quota.remaining_concurrency
             return most if left is None else min(most, 1 + left)
 
+        async def collect(opened: Stream) -> Pooled:
+            if taken is not None:
+                await opened.opened()
+                taken(len(opened.prompt_token_ids))
+            return await opened.collect_pooled()
+
         makers = (partial(stream, index) for index in range(len(made)))
-        return map_streams(makers, window, Stream.collect_pooled)
+        return map_streams(makers, window, collect)
 
     async def pool_all(
         self, prompts: Sequence[PromptLike], params: PoolingParams | None = None, **options: Any

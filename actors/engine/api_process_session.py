@@ -116,8 +116,8 @@ class ApiProcessSession:
                 except TroupeError as error:
                     answer = ChargeAnswer(query=query, error=WireError.of(error))
                 self._post(answer)
-            case CorrectCharge(tenant=tenant, tokens=tokens):
-                self._system.admission.quotas.change(tenant, tokens=tokens)
+            case CorrectCharge(tenant=tenant, tokens=tokens, requests=requests):
+                self._system.admission.quotas.change(tenant, tokens=tokens, requests=requests)
             case _:
                 assert_never(message)
 

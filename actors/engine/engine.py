@@ -104,10 +104,10 @@ class Engine(EngineAdmin, EngineAdapters, ClientApi):
         """
         return charge(self._on_loop().system, tenant, tokens)
 
-    def correct_charge(self, tenant: str, tokens: int) -> None:
-        """An estimate was wrong by so many tokens."""
+    def correct_charge(self, tenant: str, tokens: int, requests: int = 0) -> None:
+        """A charge was wrong by so many tokens and requests."""
         if self._running is not None:
-            self._running.system.admission.quotas.change(tenant, tokens=tokens)
+            self._running.system.admission.quotas.change(tenant, tokens=tokens, requests=requests)
 
     # Metrics and state.
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import msgspec
 
+from troupellm.actors.input.formatted_pair import formatted_pair
 from troupellm.actors.input.resolve_sampling import SamplingStates
 from troupellm.actors.input.tokenize import CUT_MARGIN, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace
@@ -319,6 +320,10 @@ class Preparer:
             raise too_long(field, longest, got, "has at least")
         for text in texts:
             check_unicode(field, text)
+        form = None if self._ready.pooling is None else self._ready.pooling.pair_format
+        if form is not None:
+            ids, shortened = formatted_pair(self._tokenizer, form, (texts[0], texts[1]), keep, side)
+            return TokensPrompt(ids, truncated=cut or shortened)
         token_ids, segment, shortened = self._tokenizer.encode_pair(texts[0], texts[1], most=keep, side=side)
         return TokensPrompt(token_ids, segment=segment, truncated=cut or shortened)
 

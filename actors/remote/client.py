@@ -177,9 +177,9 @@ class RemoteEngine(ClientApi):
             return None
         return await self._queries.charge(tenant, tokens)
 
-    def correct_charge(self, tenant: str, tokens: int) -> None:
+    def correct_charge(self, tenant: str, tokens: int, requests: int = 0) -> None:
         if not self._lost:
-            self._post(CorrectCharge(tenant=tenant, tokens=tokens))
+            self._post(CorrectCharge(tenant=tenant, tokens=tokens, requests=requests))
 
     # From the engine's process.
 

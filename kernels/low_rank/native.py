@@ -107,26 +107,36 @@ class _Rows:
         return self.held[0].ctypes.data, self.held[1].ctypes.data, self.held[0].size
 
 
-class LayerAdapters:
-    """What adapters add to the products of all layers in one step: `struct Adapters` of decoder_layers.h."""
+class LayerWeights:
+    """The weights of qkv, out, gate_up and down of each layer, as compiled code reads them. Good while none of their
+    tensors is replaced; ranks and numbers may change in place."""
 
-    __slots__ = ("_held", "pointer")
+    __slots__ = ("held", "pointer")
 
-    def __init__(self, weights: Sequence[LowRankWeights], rows: HostRows, kept: HostRows) -> None:
+    def __init__(self, weights: Sequence[LowRankWeights]) -> None:
         """
-        Args:
-            weights: of qkv, out, gate_up and down of each layer.
-            rows: of all rows.
-            kept: of those that are kept behind the last layer's attention.
-
         Raises:
             RefusedCall: a tensor of another type or shape, or layers of different groups.
         """
         require(len({part.down.shape[0] for part in weights}) == 1, "layers of different groups")
         table = np.array([numbers_of(part) for part in weights], dtype=np.int64)
+        self.held, self.pointer = (table, tuple(weights)), table.ctypes.data
+
+
+class LayerAdapters:
+    """What adapters add to the products of all layers in one step: `struct Adapters` of decoder_layers.h."""
+
+    __slots__ = ("_held", "pointer")
+
+    def __init__(self, weights: LayerWeights, rows: HostRows, kept: HostRows) -> None:
+        """
+        Args:
+            rows: of all rows.
+            kept: of those that are kept behind the last layer's attention.
+        """
         lists = _Rows.of(rows), _Rows.of(kept)
-        numbers = np.array([table.ctypes.data, *lists[0].numbers, *lists[1].numbers], dtype=np.int64)
-        self._held, self.pointer = (table, lists, numbers, weights), numbers.ctypes.data
+        numbers = np.array([weights.pointer, *lists[0].numbers, *lists[1].numbers], dtype=np.int64)
+        self._held, self.pointer = (weights, lists, numbers), numbers.ctypes.data
 
 
 @functools.cache

@@ -1,12 +1,12 @@
 """Adapter slots: fixed memory for the adapters that one step may use."""
 
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from troupellm.kernels.low_rank.native import LayerWeights
 from troupellm.kernels.low_rank.weights import LowRankWeights
 from troupellm.models.adapters.adapter import Adapter
 from troupellm.models.adapters.sites import HEAD_LAYER, decoder_sites
@@ -32,6 +32,7 @@ class AdapterSlots:
         """
         self.num_slots, self._find = num_slots, find
         self._filled: set[int] = set()
+        self._of_layers: LayerWeights | None = None
         self._plain = np.ones(num_slots + 1, dtype=np.bool_)
         """By number, whether a graph computes all of the slot's adapter."""
         self._sites = {
@@ -45,10 +46,13 @@ class AdapterSlots:
         """The weights of one product, group g of slot g + 1. layer: HEAD_LAYER for the head."""
         return self._sites[layer, name]
 
-    @cached_property
-    def of_layers(self) -> list[LowRankWeights]:
-        """All sites but the head, in the order of `decoder_sites`."""
-        return [weights for (layer, _), weights in self._sites.items() if layer != HEAD_LAYER]
+    @property
+    def of_layers(self) -> LayerWeights:
+        """All sites but the head, for compiled code: of a decoder whose layers all have the four."""
+        if self._of_layers is None:
+            found = [weights for (layer, _), weights in self._sites.items() if layer != HEAD_LAYER]
+            self._of_layers = LayerWeights(found)
+        return self._of_layers
 
     @property
     def num_bytes(self) -> int:
@@ -59,6 +63,7 @@ class AdapterSlots:
         adapter = self._find(digest)
         if adapter is None or not 1 <= number <= self.num_slots:
             return False
+        self._of_layers = None  # the first bias of a site is new memory
         for key, weights in self._sites.items():
             weights.clear(number - 1)
             for part, found in enumerate(adapter.sites.get(key, ())):

@@ -21,6 +21,7 @@ _MOST_WORDS: Final = 256
 _MOST_OPTIONAL: Final = 16
 """Arguments with separators of which none is required: their grammar grows with the square of their number."""
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+_PYTHON_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _PLAIN_TEXT: Final = re.compile(r"[^<>\n\"'|\[\]]{1,256}")
 _OBJECT_WORDS: Final = frozenset({"type", "properties", "required", "additionalProperties"})
 _ANY_TEXT: Final[Format] = {"type": "any_text"}
@@ -40,7 +41,7 @@ def own_arguments(own: OwnCall, schema: Mapping[str, Any]) -> list[list[Format]]
         No way where the schema asks for more than this form can promise.
     """
     properties = _properties(schema)
-    if properties is None:
+    if properties is None or not all(map((_KEY if own.values == "plain" else _PYTHON_KEY).fullmatch, properties)):
         return []
     required = schema.get("required", ())
     arguments = {
@@ -61,7 +62,7 @@ def number_of_tags(format_: Format) -> int:
     inner = [*format_.get("tags", ()), *format_.get("elements", ())]
     if format_["type"] == "tag":
         inner.append(format_["content"])
-    return (format_["type"] == "tag") + sum(map(number_of_tags, inner))
+    return int(format_["type"] == "tag") + sum(map(number_of_tags, inner))
 
 
 class _Value(NamedTuple):
@@ -80,7 +81,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if (schema.keys() & CONSTRAINING) - _OBJECT_WORDS or schema.get("additionalProperties", False) is not False:
         return None
     named = isinstance(required, list) and all(isinstance(key, str) and key in properties for key in required)
-    return properties if named and all(map(_KEY.fullmatch, properties)) else None
+    return properties if named else None
 
 
 def _tag(own: OwnCall, key: str, value: _Value) -> Format:
@@ -91,9 +92,20 @@ def _tag(own: OwnCall, key: str, value: _Value) -> Format:
     after = after.replace("{key}", key)
     if is_text and own.quote:
         before, after = before + own.quote, own.quote + after
+    if value.content["type"] != "any_text":
+        return {"type": "tag", "begin": before, "content": value.content, "end": after}
     # A text ends at the first mark, and the line break before that is the model's to write.
-    free = value.content["type"] == "any_text"
-    return {"type": "tag", "begin": before, "content": value.content, "end": after.lstrip() if free else after}
+    text = value.content | {"excludes": _followers(own)}
+    return {"type": "tag", "begin": before, "content": text, "end": after.lstrip()}
+
+
+def _followers(own: OwnCall) -> list[str]:
+    """The marks behind an argument, at which a parser ends a text that has no mark of its own at its end."""
+    if own.quote or own.nested or own.values != "plain":
+        return []
+    behind = (own.argument.partition("{")[0], own.call.partition("{arguments}")[2])
+    marks = [text.split()[0].partition(">")[0] for text in behind]
+    return [mark if mark.startswith("<|") else f"\n{mark}" for mark in marks]
 
 
 def _values(own: OwnCall, schema: Mapping[str, Any] | None, root: Mapping[str, Any]) -> list[_Value]:

@@ -25,7 +25,7 @@ _COMPARED_ROWS = 4096
 READABLE = frozenset({"F32", "BF16", "F16"})
 DERIVED = (
     ".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached", ".rotary_pos_emb.inv_freq",
-    ".rotary.inv_freq",
+    ".rotary.inv_freq", ".attention.bias", ".attention.masked_bias",
 )  # fmt: skip
 """Buffers that old checkpoints carry and that follow from config.json."""
 EXACT = (".e_score_correction_bias",)

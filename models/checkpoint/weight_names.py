@@ -83,7 +83,7 @@ class RenamedWeights:
 
     def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `WeightSource.embedding`."""
-        return self._source.embedding(self._there(name), shape)
+        return self._source.embedding(self._name_of(name), shape)
 
     def tied(self, embedding: Weight) -> Weight:
         """As `WeightSource.tied`."""

@@ -47,6 +47,16 @@ class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
     after_feed_forward: str | None = None
 
 
+class LayerNormBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose norms also take off the mean."""
+
+    norm_bias: bool = True
+    parallel: bool = False
+    """Attention and feed-forward both read the layer's input; they share a norm if `before_feed_forward` is None."""
+    ungated: Literal["gelu", "gelu_tanh", "relu2"] | None = None
+    """Activation of a feed-forward part without a gate."""
+
+
 class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint's names for the parts of a layer with experts."""
 
@@ -118,7 +128,7 @@ class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer with gated feed-forward layers and root-mean-square norms."""
+    """A decoder-only transformer."""
 
     architecture: str
     vocab_size: int
@@ -143,6 +153,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The output layer: logits over the vocabulary, a classifier's logits, or none."""
     num_labels: int = 0
     """Number of a classifier's labels."""
+    score_tokens: tuple[int, int] | None = None
+    """Two tokens, for and against: a classifier of one label that subtracts the logit of one from that of the other."""
     windows: tuple[int | None, ...] = ()
     """Per layer, the number of keys that a token sees, itself included; None is all."""
     hybrid_cache: bool = False
@@ -184,6 +196,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the names of tensors, and what the checkpoint has for them."""
     text_part: bool = False
     """True if the checkpoint has other parts than this decoder; the decoder's tensors then have their own prefix."""
+    layer_norms: LayerNormBlock | None = None
+    """None is root-mean-square norms and a gate."""
+    head_bias: bool = False
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     implementation: Literal["troupellm", "transformers"] = "troupellm"

@@ -5,6 +5,7 @@ import msgspec
 from troupellm.models.config.hf_config import FILE, ConfigReader, architecture_of
 from troupellm.models.config.pooling_config import Activation, classifier_activation, read_labels
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.params.pooling import PoolingType
 
 BERT, ROBERTA, DISTILBERT = "bert", "roberta", "distilbert"
 _NAMES = {
@@ -18,6 +19,16 @@ _NAMES = {
 _KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 ENCODERS = {f"{name}{kind}": (family, kind) for name, family in _NAMES.items() for kind in _KINDS}
 """Architecture: family, and the head on top of it."""
+BY_TRANSFORMERS = "transformers"
+"""The family of encoders that the code of `transformers` runs."""
+OTHER_ENCODERS = {
+    f"{name}{kind}": kind
+    for name in ("EuroBert", "Gte", "JinaEmbeddingsV3", "ModernBert", "NomicBert")
+    for kind in ("Model", "ForMaskedLM")
+} | {"ModernBertForSequenceClassification": "ForSequenceClassification"}
+"""Architecture of such an encoder, and the head on top of it."""
+LOOKS_AHEAD = ("Gemma3TextModel",)
+"""Decoders that are encoders of that kind where config.json says so: EmbeddingGemma."""
 _HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
@@ -45,6 +56,10 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The activation on the classifier's logits."""
     masked_lm: bool = False
     """The checkpoint has a head for masked-language training, which is not used."""
+    pooling_type: PoolingType = "CLS"
+    """The tokens that a classifier reads."""
+    num_parameters: int | None = None
+    """Numbers in the tensors, where they do not follow from the other fields."""
 
     @property
     def max_length(self) -> int:
@@ -54,11 +69,21 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_weights(self) -> int:
         """Numbers in the model's tensors."""
+        if self.num_parameters is not None:
+            return self.num_parameters
         size = self.hidden_size
         layer = 4 * (size + 1) * size + 2 * size * self.intermediate_size + self.intermediate_size + 5 * size
         tables = (self.vocab_size + self.num_positions + self.type_vocab_size + 2) * size
         head = (size + 1) * (size + len(self.labels)) if self.labels else 0
         return tables + self.num_layers * layer + head
+
+
+def runs_by_transformers(reader: ConfigReader) -> bool:
+    """True for an encoder that the code of `transformers` runs."""
+    architecture = architecture_of(reader)
+    if architecture in LOOKS_AHEAD:
+        return reader.flag("use_bidirectional_attention", False)
+    return architecture in OTHER_ENCODERS
 
 
 def describe_encoder(reader: ConfigReader) -> EncoderConfig:

@@ -57,7 +57,7 @@ ARCHITECTURES = {
     "deepseek2": Architecture(gguf_sparse.deepseek2, _DEEPSEEK),
     "gemma": Architecture(gguf_dense.gemma, norm_offset=1.0),
     "command-r": Architecture(gguf_by_transformers.command_r),
-    "cohere2": Architecture(gguf_by_transformers.cohere2),
+    "cohere2": Architecture(gguf_dense.cohere2),
     "exaone4": Architecture(gguf_dense.exaone4, _BEHIND),
     "ernie4_5": Architecture(gguf_dense.ernie4_5),
     "hunyuan-dense": Architecture(gguf_by_transformers.hunyuan_dense, _HUNYUAN),

@@ -12,6 +12,8 @@ from troupellm.protocol.errors import ModelLoadError
 Config = dict[str, Any]
 RMS_NORM = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
 """config.json's key and the file's."""
+LAYER_NORM = ("layer_norm_eps", "attention.layer_norm_epsilon")
+"""config.json's key and the file's of norms that take off the mean."""
 
 
 def common(file: Metadata, architecture: str, model_type: str) -> Config:
@@ -196,3 +198,10 @@ def ernie4_5(file: Metadata) -> Config:
 def seed_oss(file: Metadata) -> Config:
     found = decoder(file, "SeedOssForCausalLM", "seed_oss")
     return found | {"attention_out_bias": file.has_tensor("blk.0.attn_output.bias")}
+
+
+def cohere2(file: Metadata) -> Config:
+    """Layers without a window are not rotated either."""
+    found = decoder(file, "Cohere2ForCausalLM", "cohere2", norm=LAYER_NORM)
+    scale = {"logit_scale": file.reader.number("logit_scale")}
+    return found | layer_kinds(file, found["num_hidden_layers"], 4) | scale

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ from troupellm.protocol.params.pooling import PoolingAbility, PoolingTask, Pooli
 
 Activation = Literal["softmax", "sigmoid", "identity"]
 
-MODULES = "modules.json"
+MODULES, DENSE = "modules.json", "Dense"
 LENGTHS = "sentence_bert_config.json"
 _MODES: dict[str, PoolingType] = {
     "pooling_mode_cls_token": "CLS",
@@ -26,6 +26,13 @@ _MODES: dict[str, PoolingType] = {
 }
 _NAMED_MODES: dict[str, PoolingType] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
 _ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
+    ' provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web'
+    " search query, retrieve relevant passages that answer the query\n<Query>: "
+)
+YES_NO_PAIR = (_BEFORE, "\n<Document>: ", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+"""The texts before, between and behind a query and a document, with which Qwen3-Reranker was trained (its card)."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -39,6 +46,8 @@ class PoolerOverrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     normalize: bool | None = None
     """The older name of the same, for embeddings."""
     matryoshka_dimensions: tuple[int, ...] | None = None
+    score_tokens: tuple[str, str] | None = None
+    """The answers of a reranker that is a decoder, for and against; each is one token."""
 
     @classmethod
     def read(cls, text: str | None) -> "PoolerOverrides":
@@ -52,11 +61,23 @@ class PoolerOverrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigError(f"pooler_config: {error}", param="pooler_config") from None
 
 
+class DenseModule(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer behind the pooling, in a folder of its own."""
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    tanh: bool
+    """Its activation; else it has none."""
+
+
 class _Modules(msgspec.Struct, frozen=True):
     """The contents of modules.json."""
 
     pooling_type: PoolingType | None
     normalize: bool
+    dense: tuple[DenseModule, ...] = ()
 
 
 def max_sequence_length(folder: Path) -> int | None:
@@ -121,6 +142,9 @@ def decoder_ability(
         raise ConfigError(f"runner generate does not fit {model.architecture}", param="runner")
     if config.runner == "pooling" and config.convert == "none" and model.head == "lm":
         raise ConfigError("convert none leaves nothing to a pooling runner", param="convert")
+    if model.score_tokens is not None:
+        made = classifier_ability(config, hidden_size=model.hidden_size, pooling_type="LAST", labels=("LABEL_0",))
+        return msgspec.structs.replace(made, pair_format=YES_NO_PAIR)
     if model.head == "score":
         labels = read_labels(reader)
         return classifier_ability(config, hidden_size=model.hidden_size, pooling_type="LAST", labels=labels)
@@ -130,11 +154,18 @@ def decoder_ability(
 
 
 def embedding_ability(
-    folder: Path, reader: ConfigReader, config: ModelConfig, *, hidden_size: int, default: PoolingType
+    folder: Path,
+    reader: ConfigReader,
+    config: ModelConfig,
+    *,
+    hidden_size: int,
+    default: PoolingType,
+    projects: bool = False,
 ) -> PoolingAbility:
     """The pooling tasks of a model without a classifier.
 
     Args:
+        projects: the caller applies `dense_modules`; without it they are refused.
         default: the pooling type where neither checkpoint nor settings name one.
 
     Raises:
@@ -144,6 +175,9 @@ def embedding_ability(
     if config.convert == "classify":
         raise ConfigError("convert classify needs a checkpoint with a classifier", param="convert")
     modules, overrides = _read_modules(folder), PoolerOverrides.read(config.pooler_config)
+    dense = () if modules is None else modules.dense
+    if dense and not projects:
+        raise _unsupported(DENSE)
     normalize = True if modules is None else modules.normalize
     for wish in (overrides.normalize, overrides.use_activation):
         normalize = normalize if wish is None else wish
@@ -154,7 +188,7 @@ def embedding_ability(
     return PoolingAbility(
         tasks=("embed",),
         pooling_type=wanted or (modules.pooling_type if modules else None) or default,
-        hidden_size=hidden_size,
+        hidden_size=dense[-1].out_features if dense else hidden_size,
         normalize=normalize,
         matryoshka=bool(dimensions) or reader.flag("is_matryoshka", False),
         matryoshka_dimensions=dimensions,
@@ -186,7 +220,22 @@ def _matryoshka_dimensions(reader: ConfigReader) -> tuple[int, ...]:
     return tuple(listed)
 
 
-def _read_modules(folder: Path) -> _Modules | None:
+def logit_score_tokens(folder: Path) -> tuple[int, int | None] | None:
+    """The tokens of sentence-transformers' module LogitScore, for and against; None without such a module.
+
+    Raises:
+        ModelLoadError: the files cannot be read.
+    """
+    for module in _listed_modules(folder) or ():
+        if str(module.get("type")).rpartition(".")[2] == "LogitScore":
+            path = _path_of(module)
+            reader = ConfigReader(read_json(folder / path / FILE, folder), file=f"{path}/{FILE}")
+            against = reader.integer("false_token_id", least=0) if reader.has("false_token_id") else None
+            return reader.integer("true_token_id", least=0), against
+    return None
+
+
+def _listed_modules(folder: Path) -> list[dict[str, Any]] | None:
     path = folder / MODULES
     check_file(path)
     if not path.is_file():
@@ -194,8 +243,15 @@ def _read_modules(folder: Path) -> _Modules | None:
     listed = read_value(path)
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise ModelLoadError(f"{MODULES}: expected a list of objects")
+    return listed
+
+
+def _read_modules(folder: Path) -> _Modules | None:
+    listed = _listed_modules(folder)
+    if listed is None:
+        return None
     pooling_type: PoolingType | None = None
-    normalize = False
+    normalize, dense = False, list[DenseModule]()
     for module in listed:
         kind = str(module.get("type")).rpartition(".")[2]
         match kind:
@@ -204,19 +260,54 @@ def _read_modules(folder: Path) -> _Modules | None:
             case "Normalize":
                 normalize = True
             case "Pooling":
-                pooling_type = _read_pooling(folder, str(module.get("path")))
+                pooling_type = _read_pooling(folder, _path_of(module))
+            case "Dense":
+                dense.append(_read_dense(folder, _path_of(module)))
             case _:
-                raise ModelLoadError(
-                    f"{MODULES}: module {kind[:80]} is not supported",
-                    hint="supported: Transformer, Pooling, Normalize; --runner generate does without all of them",
-                )
-    return _Modules(pooling_type, normalize)
+                raise _unsupported(kind)
+    return _Modules(pooling_type, normalize, tuple(dense))
+
+
+def dense_modules(folder: Path) -> tuple[DenseModule, ...]:
+    """The layers behind the pooling, in their order.
+
+    Raises:
+        ModelLoadError: as `embedding_ability`.
+    """
+    modules = _read_modules(folder)
+    return () if modules is None else modules.dense
+
+
+def _unsupported(kind: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{MODULES}: module {kind[:80]} is not supported",
+        hint="supported: Transformer, Pooling, Normalize, Dense of encoders; --runner generate does without them",
+    )
+
+
+def _path_of(module: dict[str, Any]) -> str:
+    path = str(module.get("path"))
+    if not _PLAIN_PATH.fullmatch(path):
+        raise ModelLoadError(f"{MODULES}: {path[:80]!r} is not the name of a folder beside it")
+    return path
+
+
+def _read_dense(folder: Path, path: str) -> DenseModule:
+    reader = ConfigReader(read_json(folder / path / FILE, folder), file=f"{path}/{FILE}")
+    activation = str(reader.values.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    if activation not in ("Identity", "Tanh"):
+        raise reader.refuse("activation_function", "must be Identity or Tanh")
+    return DenseModule(
+        folder=path,
+        in_features=reader.integer("in_features"),
+        out_features=reader.integer("out_features"),
+        bias=reader.flag("bias", True),
+        tanh=activation == "Tanh",
+    )
 
 
 def _read_pooling(folder: Path, path: str) -> PoolingType:
     """The one mode that a Pooling module's configuration switches on."""
-    if not _PLAIN_PATH.fullmatch(path):
-        raise ModelLoadError(f"{MODULES}: {path[:80]!r} is not the name of a folder beside it")
     name = f"{path}/{FILE}"
     settings = read_json(folder / path / FILE, folder)
     given = settings.get("pooling_mode")

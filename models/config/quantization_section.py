@@ -30,10 +30,12 @@ _SAME_NAMES = {
 _COMPARED = (
     METHOD, "bits", "group_size", "sym", "desc_act", "zero_point", "version", "checkpoint_format", "dynamic",
     "modules_to_not_convert", "packing_format", "extra_config", "data_type", "act_bits", "quant_algo",
-    "exclude_modules", "config_groups", "weight_block_size", "activation_scheme", "fmt",
+    "exclude_modules", "config_groups", "weight_block_size", "activation_scheme", "fmt", "quantized_layers",
 )  # fmt: skip
 """Keys that change the meaning of the stored tensors."""
-_LISTS = ("modules_to_not_convert", "exclude_modules", "dynamic", "extra_config", "config_groups")
+_LAYERS = "quantized_layers"
+"""ModelOpt's settings by layer, which some of its versions write to its own file alone."""
+_LISTS = ("modules_to_not_convert", "exclude_modules", "dynamic", "extra_config", "config_groups", _LAYERS)
 """Lists of which an empty one does not contradict another file."""
 _SIGNS = (
     # key of a section without `quant_method`, and the method that writes it
@@ -41,7 +43,10 @@ _SIGNS = (
     ("config_groups", "compressed-tensors"), ("w_bit", "awq"), ("zero_point", "awq"), ("packing_format", "auto-round"),
     ("bits", "gptq"),
 )  # fmt: skip
-_METHOD_NAMES = {"intel/auto-round": "auto-round", "auto_round": "auto-round", "autoround": "auto-round"}
+_METHOD_NAMES = {
+    "intel/auto-round": "auto-round", "auto_round": "auto-round", "autoround": "auto-round",
+    "modelopt_fp4": "modelopt", "modelopt_mxfp8": "modelopt", "modelopt_mixed": "modelopt",
+}  # fmt: skip
 _SAME_METHODS = {"modelopt": "fp8"}
 """ModelOpt's files of eight bits are also described in the older words."""
 
@@ -85,7 +90,9 @@ def find_section(folder: Path, reader: ConfigReader) -> tuple[ConfigReader, tupl
     first, *others = places
     for other in others:
         _check_same(first, other)
-    return reader.without(OLDER_KEY).with_section(KEY, *first), tuple(notes)
+    layers = next((place.values[_LAYERS] for place in places if _LAYERS in place.values), None)
+    whole = first if layers is None else first._replace(values={**first.values, _LAYERS: layers})
+    return reader.without(OLDER_KEY).with_section(KEY, *whole), tuple(notes)
 
 
 def _of_config(reader: ConfigReader) -> list[_Place]:

@@ -14,13 +14,11 @@ DTYPES = ("dtype", "torch_dtype")
 """Keys that count in the section only where the top level of the file has none."""
 TIED = "tie_word_embeddings"
 NESTED = (
-    "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "DeepseekVLForConditionalGeneration",
-    "Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration",
-    "Glm46VForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
+    "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration", "Glm46VForConditionalGeneration",
     "Idefics3ForConditionalGeneration", "InternVLChatModel", "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
-    "Lfm2VlForConditionalGeneration",
-    "LightOnOcrForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
     "LlavaNextVideoForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "Qwen2AudioForConditionalGeneration", "Qwen2_5OmniForConditionalGeneration",
     "Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration",
@@ -30,6 +28,7 @@ NESTED = (
 )  # fmt: skip
 """Architectures around a decoder that has a section of its own."""
 FLAT = {
+    "Glm4vForConditionalGeneration": "glm4v_text", "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "LlavaLlamaForCausalLM": "llama", "LlavaMistralForCausalLM": "mistral", "LlavaQwenForCausalLM": "qwen2",
     "MiniCPMV": "", "Phi4MMForCausalLM": "phi3", "Phi4MultimodalForCausalLM": "phi3",
     "Qwen2VLForConditionalGeneration": "qwen2", "Qwen2_5_VLForConditionalGeneration": "qwen2",

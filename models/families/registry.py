@@ -6,19 +6,22 @@ from collections.abc import Callable
 import msgspec
 
 from troupellm.models.config.decoder_config import DecoderConfig
-from troupellm.models.config.encoder_config import ENCODERS
+from troupellm.models.config.encoder_config import ENCODERS, OTHER_ENCODERS, runs_by_transformers
 from troupellm.models.config.hf_config import FILE, ConfigReader, architecture_of
 from troupellm.models.config.pooling_config import read_labels
 from troupellm.models.families import (
+    cohere2,
     deepseek,
     dots1,
     ernie,
     exaone,
+    falcon,
     gemma,
     gemma2,
     gemma3,
     glm,
     glm4_moe,
+    gpt_neox,
     gpt_oss,
     granite,
     llama,
@@ -26,7 +29,9 @@ from troupellm.models.families import (
     ministral,
     mistral,
     mixtral,
+    nemotron,
     olmo2,
+    phi,
     phi3,
     qwen2,
     qwen2_moe,
@@ -35,6 +40,7 @@ from troupellm.models.families import (
     renamed,
     seed_oss,
     smollm3,
+    starcoder2,
 )
 from troupellm.models.hub.errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
@@ -66,6 +72,12 @@ _FAMILIES = (
     ernie,
     dots1,
     renamed,
+    cohere2,
+    falcon,
+    gpt_neox,
+    phi,
+    nemotron,
+    starcoder2,
 )
 _WRITES = "ForCausalLM"
 
@@ -110,7 +122,7 @@ def describe_decoder(reader: ConfigReader) -> DecoderConfig:
     if architecture in CLASSIFIERS:
         labels = read_labels(reader)
         return msgspec.structs.replace(CLASSIFIERS[architecture](reader), head="score", num_labels=len(labels))
-    supported = (*FAMILIES, *BARE, *CLASSIFIERS, *ENCODERS)
+    supported = (*FAMILIES, *BARE, *CLASSIFIERS, *ENCODERS, *OTHER_ENCODERS)
     near = difflib.get_close_matches(architecture[:80], supported, n=4, cutoff=0.0)
     hint = f"{len(supported)} architectures are supported; the closest names: {', '.join(near)}"
     if reader.is_on("auto_map"):
@@ -121,4 +133,5 @@ def describe_decoder(reader: ConfigReader) -> DecoderConfig:
 
 
 def is_encoder(reader: ConfigReader) -> bool:
-    return architecture_of(reader) in ENCODERS
+    """True for an encoder, be it of our own or run by the code of `transformers`."""
+    return architecture_of(reader) in ENCODERS or runs_by_transformers(reader)

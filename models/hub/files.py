@@ -24,8 +24,8 @@ _BESIDE_GGUF = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "
 _VOCABULARIES = frozenset({"tekken.json", "vocab.json", "vocab.txt", "merges.txt", "dict.txt", "bpe.codes"})
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken", ".spm")
 """Read where there is no tokenizer.json."""
-_POOLING = re.compile(r"[0-9]{1,2}_Pooling/config\.json")
-"""sentence-transformers' settings of pooling."""
+_MODULES = re.compile(r"[0-9]{1,2}_((Pooling|Dense|LogitScore)/config\.json|Dense/model\.safetensors)")
+"""Modules of sentence-transformers behind the model."""
 _TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 
@@ -36,7 +36,7 @@ def small_files(names: Collection[str], *, with_tokenizer: bool = True) -> list[
         names: of all files of the repository.
         with_tokenizer: whether its tokenizer and chat template are read, too.
     """
-    found = [name for name in names if name in _MODEL or _POOLING.fullmatch(name)]
+    found = [name for name in names if name in _MODEL or _MODULES.fullmatch(name)]
     if with_tokenizer:
         found += [name for name in names if name in _TEXT or _TEMPLATES.fullmatch(name)]
         if TOKENIZER not in names:

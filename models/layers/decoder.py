@@ -22,7 +22,9 @@ from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxH
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.embedding import Embedding
 from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.layers.layer_norm_block import LayerNorm, LayerNormLayer
 from troupellm.models.layers.norm import take_norm
+from troupellm.models.layers.projections import rows_of
 from troupellm.models.layers.rope import rope_tables
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
@@ -88,16 +90,31 @@ class Decoder:
         vectors = source.embedding(EMBEDDING, shape)
         # Rounded like the weights, as in the models' own code.
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=torch.float32).to(vectors.dtype))
-        self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
-        self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
+        block = config.layer_norms
+        self.layers = [
+            DecoderLayer(config, layer, source) if block is None else LayerNormLayer(config, block, layer, source)
+            for layer in range(config.num_layers)
+        ]
+        self.layer_norm = None if block is None else LayerNorm(config, block, source, FINAL_NORM)
+        """The last norm of a model with layer norms."""
+        self.norm = (
+            take_norm(config, source, FINAL_NORM, config.hidden_size)
+            if self.layer_norm is None
+            else self.layer_norm.weight
+        )
+        """The weight of the last norm, [hidden]."""
         self.head: PackedLinear | None = None
         shared: PackedLinear | None = None
         self.score: PackedLinear | None = None
         """The output layer of a classifier."""
         if config.head == "lm":
             head = source.tied(vectors) if config.tie_word_embeddings else source.linear(HEAD, shape)
-            self.head = pack(_normed(head, vectors.dtype) if config.head_normed else head)
-            shared = self.head if head is vectors and not config.head_normed else None
+            bias = source.take(f"{HEAD}.bias", (config.vocab_size,)) if config.head_bias else None
+            self.head = pack(_normed(head, vectors.dtype) if config.head_normed else head, bias)
+            shared = self.head if head is vectors and not config.head_normed and bias is None else None
+        elif config.score_tokens is not None:
+            head = source.tied(vectors) if config.tie_word_embeddings else source.linear(HEAD, shape)
+            self.score = pack(_difference(head, config.score_tokens, vectors.dtype))
         elif config.head == "score":
             self.score = pack(source.linear(SCORE, (config.num_labels, config.hidden_size)))
         self.embedding = Embedding(vectors, shared)
@@ -222,6 +239,8 @@ class Decoder:
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Hidden states after the final norm."""
+        if self.layer_norm is not None:
+            return self.layer_norm(hidden)
         return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
@@ -252,7 +271,11 @@ class Decoder:
         """
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        scores = norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out)
+        if self.layer_norm is not None:
+            plain = linear(self.layer_norm(hidden), self.head).float()
+            scores = plain if out is None else out.copy_(plain)
+        else:
+            scores = norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out)
         if add_adapters is not None:
             add_adapters(self.normed(hidden), scores)
         return self._scaled(scores)
@@ -281,6 +304,17 @@ def _normed(head: Weight, dtype: torch.dtype) -> Tensor:
     """The head [vocab, hidden] with rows of length 1."""
     plain = head.dequantize(dtype) if isinstance(head, QuantizedWeight) else head
     return functional.normalize(plain.float(), dim=-1).to(dtype)
+
+
+def _difference(head: Weight, tokens: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The rows of two tokens in the head [vocab, hidden], the second's taken from the first's: [1, hidden]."""
+    rows = rows_of(head, torch.tensor(tokens, device=_device(head)))
+    plain = rows.dequantize(torch.float32) if isinstance(rows, QuantizedWeight) else rows.float()
+    return (plain[:1] - plain[1:]).to(dtype)
+
+
+def _device(weight: Weight) -> torch.device:
+    return weight.tensors()[0].device if isinstance(weight, QuantizedWeight) else weight.device
 
 
 def _growth(growth: QueryGrowth, positions: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Prompts of one batch lie one after the other without padding; only inside the at
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,23 @@ class EncoderBatch:
     token."""
     mask: Tensor | None
     """bool [prompts, longest]: which of those are tokens; None where all are."""
+
+
+Head = Callable[[Tensor], Tensor]
+"""A classifier: pooled hidden states [rows, hidden] to logits [rows, labels]."""
+
+
+class RunnableEncoder(Protocol):
+    """The part of an encoder that the runner needs; models of `transformers` implement it, too."""
+
+    config: EncoderConfig
+
+    @property
+    def head(self) -> Head | None:
+        """None if the model embeds."""
+
+    def forward(self, batch: EncoderBatch) -> Tensor:
+        """As `Encoder.forward`."""
 
 
 class Norm:

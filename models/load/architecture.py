@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from troupellm.models.config.decoder_config import DecoderConfig
-from troupellm.models.config.encoder_config import ENCODERS
+from troupellm.models.config.encoder_config import ENCODERS, OTHER_ENCODERS
 from troupellm.models.config.hf_config import ConfigReader, architecture_of, ignored_rope_keys, is_on
 from troupellm.models.config.quantization_section import find_section
 from troupellm.models.config.spellings import SPELLINGS
@@ -124,7 +124,8 @@ def _usual(name: str) -> str:
 
 def _family_of(architecture: str) -> str | None:
     """The name without the kind of head; None where there is no family."""
-    known = any(architecture in names for names in (FAMILIES, BARE, CLASSIFIERS, ENCODERS, NESTED, FLAT))
+    homes = (FAMILIES, BARE, CLASSIFIERS, ENCODERS, OTHER_ENCODERS, NESTED, FLAT)
+    known = any(architecture in names for names in homes)
     return _HEAD.sub("", architecture) if known else None
 
 

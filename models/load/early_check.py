@@ -10,8 +10,8 @@ from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import Renderer
 from troupellm.models.checkpoint.safetensors_header import check_header
 from troupellm.models.config.decoder_config import DecoderConfig
-from troupellm.models.config.encoder_config import describe_encoder
-from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.config.encoder_config import ENCODERS, describe_encoder
+from troupellm.models.config.hf_config import ConfigReader, architecture_of
 from troupellm.models.config.transformers_package import INSTALL, has_transformers
 from troupellm.models.families.registry import describe_decoder, has_family, is_encoder
 from troupellm.models.hub.gguf_header import is_gguf
@@ -61,7 +61,8 @@ def _check_config(folder: Path, config: ModelConfig) -> None:
         return
     reader = read_config(folder).reader
     if is_encoder(reader):
-        describe_encoder(reader)
+        if architecture_of(reader) in ENCODERS:  # others are left to the loader, since the package imports torch
+            describe_encoder(reader)
     elif config.model_impl == "troupellm" or has_family(reader):
         describe_decoder(reader)
     elif not has_transformers():

@@ -7,6 +7,7 @@ from troupellm.models.config.hf_config import ConfigReader, architecture_of
 from troupellm.models.families.registry import describe_decoder, has_family
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.load.early_check import describe_without_transformers
+from troupellm.models.load.reranker import settle_score
 from troupellm.models.load.tied_head import settle_head
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ConfigError
@@ -23,7 +24,8 @@ def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, pro
     known = has_family(reader)
     if config.model_impl == "troupellm" or (config.model_impl == "auto" and known):
         model = describe_decoder(reader)
-        return model if config.load_format == "dummy" else settle_head(folder, model, progress)
+        settled = model if config.load_format == "dummy" else settle_head(folder, model, progress)
+        return settle_score(folder, settled, config, progress)
     from troupellm.models.transformers_backend import describe
 
     if config.model_impl == "auto" and not describe.knows(reader):

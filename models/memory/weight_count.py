@@ -28,8 +28,9 @@ def products(model: DecoderConfig) -> Iterator[Product]:
     gated = [(model.num_layers - sparse, model.intermediate_size, False)]
     if moe is not None:
         gated += [(sparse * moe.num_experts, moe.intermediate_size, True), (sparse, moe.shared_size, False)]
+    halves = 1 if _ungated(model) else 2
     for count, size, experts in gated:
-        yield Product(count, 2 * size, hidden, experts)
+        yield Product(count, halves * size, hidden, experts)
         yield Product(count, hidden, size, experts)
     if model.head == "lm":
         yield Product(1, model.vocab_size, hidden, head=True)
@@ -57,14 +58,21 @@ def weight_count(model: DecoderConfig, *, active: bool = False) -> int:
     if model.num_parameters is not None:
         return model.num_parameters
     attention = _attention_count(model) if model.mla is None else _latent_count(model, model.mla)
-    layer = attention + model.hidden_size * (_num_norms(model) + model.out_bias)
-    plain = (3 * model.hidden_size + 2 * model.mlp_bias) * model.intermediate_size + model.hidden_size * model.mlp_bias
+    halves, norm = 1 if _ungated(model) else 2, 2 if model.layer_norms and model.layer_norms.norm_bias else 1
+    layer = attention + model.hidden_size * (norm * _num_norms(model) + model.out_bias)
+    wide = (halves + 1) * model.hidden_size + halves * model.mlp_bias
+    plain = wide * model.intermediate_size + model.hidden_size * model.mlp_bias
     sparse = sum(model.moe.layers) if model.moe is not None else 0
     layers = model.num_layers * layer + (model.num_layers - sparse) * plain
     if model.moe is not None:
         layers += sparse * _experts_count(model.moe, model.hidden_size, model.moe.top_k if active else None)
     tables = 2 if model.head == "lm" and not model.tie_word_embeddings else 1
-    return layers + (tables * model.vocab_size + 1 + model.num_labels) * model.hidden_size
+    head_bias = model.vocab_size * model.head_bias
+    return layers + (tables * model.vocab_size + norm + model.num_labels) * model.hidden_size + head_bias
+
+
+def _ungated(model: DecoderConfig) -> bool:
+    return model.layer_norms is not None and model.layer_norms.ungated is not None
 
 
 def _experts_count(moe: MoeConfig, hidden: int, chosen: int | None) -> int:

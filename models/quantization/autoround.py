@@ -142,6 +142,7 @@ def _layer(reader: ConfigReader, packing: str) -> Layer | None:
     if bits >= PLAIN_BITS:
         return None
     reader.flag("sym", True)
+    widths: tuple[int, ...] = WIDTHS
     if packing in FP8:
         data_type, widths, size = reader.choice("data_type", EIGHT, EIGHT[1]), (8,), 0
     elif packing in FLOATS:
@@ -152,7 +153,7 @@ def _layer(reader: ConfigReader, packing: str) -> Layer | None:
             raise reader.refuse("group_size", f"of {data_type} must be {wanted}")
     else:
         check_numbers(reader)
-        data_type, widths, size = "int", WIDTHS, reader.integer("group_size", 128, least=-1)
+        data_type, size = "int", reader.integer("group_size", 128, least=-1)
         if size == 0:
             raise reader.refuse("group_size", "must be -1 or at least 1")
     if bits not in widths:

@@ -25,7 +25,7 @@ def unpack_octets(octets: Tensor, bits: int) -> Tensor:
         return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
     count = octets.shape[-1] * OCTET // bits
     octets = functional.pad(octets, (0, -octets.shape[-1] % bits))  # eight numbers lie in so many bytes
-    eight, found = octets.unflatten(-1, (-1, bits)).int(), []
+    eight, found = octets.reshape(*octets.shape[:-1], octets.shape[-1] // bits, bits).int(), []
     for place in range(OCTET):
         first, shift = divmod(place * bits, OCTET)
         number = eight[..., first] >> shift

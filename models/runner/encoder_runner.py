@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from troupellm.models.batch.row_table import PlanError
-from troupellm.models.layers.encoder import Encoder, EncoderBatch
+from troupellm.models.layers.encoder import EncoderBatch, Head, RunnableEncoder
 from troupellm.models.runner.pooler import Pooler, pool_whole
 from troupellm.protocol.messages.worker import NewRow, StepPlan, StepResult, StepTimings
 from troupellm.protocol.params.pooling import PoolingState
@@ -33,10 +33,10 @@ class _Row:
 class EncoderRunner:
     """Executes plans against one encoder. Calls come from one thread."""
 
-    def __init__(self, encoder: Encoder, *, max_model_len: int) -> None:
+    def __init__(self, encoder: RunnableEncoder, *, max_model_len: int, projection: Head | None = None) -> None:
         self._encoder = encoder
         self._max_len = max_model_len
-        self._pooler = Pooler(head=encoder.head, activation=encoder.config.activation)
+        self._pooler = Pooler(head=encoder.head, activation=encoder.config.activation, projection=projection)
         self._rows: dict[int, _Row] = {}
 
     @torch.inference_mode()

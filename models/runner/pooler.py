@@ -31,14 +31,17 @@ class Pooler:
     """Gathers each row's counted hidden states over the spans of its prompt, and makes vectors. Calls come from one
     thread."""
 
-    def __init__(self, *, head: Head | None = None, activation: Activation = "softmax") -> None:
+    def __init__(
+        self, *, head: Head | None = None, activation: Activation = "softmax", projection: Head | None = None
+    ) -> None:
         """
         Args:
             head: of a classifier.
+            projection: of an embedding, before its length is set to one.
             activation: applied to the classifier's logits.
         """
         self._head = head
-        self._activation = activation
+        self._activation, self._projection = activation, projection
         self._rows: dict[int, _Open] = {}
 
     def __contains__(self, row: int) -> bool:
@@ -112,6 +115,8 @@ class Pooler:
         return [found[index] for index in sorted(found)], errors
 
     def _embed(self, pooled: Tensor, activation: bool, dimensions: int) -> Tensor:
+        if self._projection is not None:
+            pooled = self._projection(pooled)
         if dimensions:
             pooled = pooled[:, :dimensions]
         return functional.normalize(pooled, dim=1) if activation else pooled

@@ -112,7 +112,7 @@ class Speculator:
         """Begin a step: True if it has no drafts, and the proposer is not shown it. If all of its rows are where the
         host expects them, it is that of an engine without speculation. Called once for a plan, before `begin`.
 
-        Most calls return at once: Code that takes three microseconds in a loop takes twenty after matrix products have
+        Most calls return at once: code that takes three microseconds in a loop takes twenty after matrix products have
         evicted it from the processor's caches.
         """
         slots = self._rows.places(plan)

@@ -13,6 +13,8 @@ from troupellm.models.structured_outputs.backend import GuideError
 from troupellm.models.structured_outputs.lark import lark_of, literal_with_tokens
 
 MOST_TAGS = 1024
+MOST_EXCLUDED = 16
+"""Texts that a free text must not hold."""
 _TEXT = "/(?s:.*)/"
 
 Schema = Any
@@ -100,13 +102,18 @@ class _Writer:
         return f"{self._rule('%lark {' + chr(10) + text + chr(10) + '}')} {self._literal(end)}"
 
     def _free_text(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
-        if wanted.get("excludes"):
-            raise GuideError("excludes of an any_text format is not supported")
+        excluded = wanted.get("excludes") or []
+        texts = isinstance(excluded, list) and all(isinstance(text, str) and text for text in excluded)
+        if not texts or len(excluded) > MOST_EXCLUDED:
+            raise GuideError(
+                f"excludes of an any_text format must be a list of at most {MOST_EXCLUDED} texts, not empty"
+            )
+        without = "".join(f" & ~/(?s:.*){_escaped(text)}(?s:.*)/" for text in excluded)
         if end:
-            return self._until(end)
+            return self._until(end, without)
         if not last:
             raise GuideError("a format any_text must be the last one, or be followed by a fixed text")
-        return self._rule(_TEXT, "TEXT")
+        return self._rule(_TEXT + without, "TEXT")
 
     def _sequence(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         elements = _objects(wanted.get("elements"), "elements")
@@ -210,13 +217,20 @@ class _Writer:
             prepared = prepared | {"x-guidance": self._options}
         return "%json " + json.dumps(prepared)
 
-    def _until(self, end: str) -> str:
-        """Any text up to the first `end`, which is part of it."""
+    def _until(self, end: str, without: str = "") -> str:
+        """Any text up to the first `end`, which is part of it.
+
+        Args:
+            without: what the text may not be, as a terminal has it.
+        """
         found = [place for text in self._special if (place := end.find(text)) >= 0]
         if found:  # no text holds such a token
             before = end[: min(found)]
-            text = f"/(?s:.*){_slashed(re.escape(before))}/" if before else _TEXT
-            return self._rule(f"{self._rule(text, 'TEXT')} {self._literal(end[min(found) :])}")
+            text = f"/(?s:.*){_escaped(before)}/" if before else _TEXT
+            return self._rule(f"{self._rule(text + without, 'TEXT')} {self._literal(end[min(found) :])}")
+        if without:
+            text = self._rule(f"/(?s:.*){_escaped(end)}/{without}", "TEXT")
+            return self._rule(text, "until", "[lazy]")
         return self._rule(f"{_TEXT} {self._literal(end)}", "until", "[lazy]")
 
     def _terminal(self, pattern: str) -> str:
@@ -258,6 +272,11 @@ def _with_definitions(schema: Any, whole: Mapping[str, Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {name: whole[name] for name in ("$defs", "definitions") if name in whole} | schema
+
+
+def _escaped(text: str) -> str:
+    """A pattern of a text, as it stands between slashes."""
+    return _slashed("".join("\\n" if part == "\n" else re.escape(part) for part in re.split("(\n)", text)))
 
 
 def _slashed(pattern: str) -> str:

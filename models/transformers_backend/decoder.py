@@ -6,19 +6,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Module
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
 from troupellm.models.checkpoint.next_token_tensors import next_token_tensors
 from troupellm.models.checkpoint.safetensors import Checkpoint
-from troupellm.models.checkpoint.safetensors_header import check_header
 from troupellm.models.checkpoint.weight_names import decoder_weights, stored_names
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.hub.gguf_header import is_gguf
-from troupellm.models.hub.model_folder import check_file
-from troupellm.models.hub.weight_files import INDEX, SINGLE, folder_weight_files
+from troupellm.models.hub.weight_files import folder_weight_files
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import EMBEDDING
 from troupellm.models.layers.forward_batch import ForwardBatch
@@ -28,9 +25,10 @@ from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
 from troupellm.models.transformers_backend.gguf import empty_model, fill
 from troupellm.models.transformers_backend.linears import PackedLayer, pack_layers, with_layers
+from troupellm.models.transformers_backend.pretrained import load_pretrained, refuse_tensors
 from troupellm.models.transformers_backend.quantized import read_parts
 from troupellm.protocol.config.setting_types import OnLoad
-from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.protocol.errors import ConfigError
 
 STRETCHED = ("dynamic", "longrope")
 """Rotations that change with the longest position of a batch."""
@@ -187,26 +185,10 @@ def read_model(
         parts = read_parts(stored, skeleton, config, mode)
         model = _from_tensors(folder, with_layers(found, parts.layers), config, settings, dtype, parts.tensors)
     else:
-        model = _from_tensors(folder, found, config, settings, dtype, _unusual_tensors(folder, config))
+        tensors = _text_tensors(folder, config) if config.text_part else None
+        model = _from_tensors(folder, found, config, settings, dtype, tensors)
     pack_layers(model, mode)
     return prepared(model)
-
-
-def _unusual_tensors(folder: Path, config: DecoderConfig) -> dict[str, Tensor] | None:
-    """Plain weights that the library does not find, or by other names; None where it does.
-
-    Raises:
-        ModelLoadError: a file is missing or damaged.
-    """
-    files = folder_weight_files(folder)
-    for file in files:
-        check_header(folder / file)
-    if config.text_part:
-        return _text_tensors(folder, files, config)
-    # The library finds files by these two names alone, and prefers the first.
-    if files == [SINGLE] or ((folder / INDEX).is_file() and not (folder / SINGLE).is_file()):
-        return None
-    return {name: one for file in files for name, one in load_file(folder / file).items()}
 
 
 def _from_tensors(
@@ -217,50 +199,20 @@ def _from_tensors(
     Raises:
         ModelLoadError: tensors are missing or left over, or have other shapes.
     """
-    from transformers.utils import logging
-
-    for file in ("generation_config.json", SINGLE):  # the library reads these even if an index lists others
-        check_file(folder / file)
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model, report = kind.from_pretrained(
-            folder if tensors is None else None,
-            config=settings,
-            state_dict=tensors,
-            dtype=dtype,
-            use_safetensors=True,
-            attn_implementation=attention.NAME,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except Exception as error:
-        said = str(error).replace(str(folder), folder.name)
-        raise ModelLoadError(f"transformers cannot read the weights: {type(error).__name__}: {said}"[:300]) from error
-    finally:
-        if bar:
-            logging.enable_progress_bar()
-    for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        names = sorted(name if isinstance(name, str) else str(name[0]) for name in report[fault])
-        if fault == "unexpected_keys":
-            left_out = set(next_token_tensors(names, config.num_layers))
-            names = [name for name in names if name not in left_out]
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise ModelLoadError(f"{fault.replace('_keys', '')} tensor {names[0]}{more}")
+    model, unexpected = load_pretrained(kind, folder, settings, dtype, attention=attention.NAME, tensors=tensors)
+    left_out = set(next_token_tensors(unexpected, config.num_layers))
+    refuse_tensors("unexpected", [name for name in unexpected if name not in left_out])
     return model
 
 
-def _text_tensors(folder: Path, files: list[str], config: DecoderConfig) -> dict[str, Tensor]:
+def _text_tensors(folder: Path, config: DecoderConfig) -> dict[str, Tensor]:
     """The tensors of a checkpoint's text part, by the names of a checkpoint of its own."""
     stored = Checkpoint(folder, torch.float32)
     names = stored_names(config, stored, EMBEDDING)
     decoder_weights(config, stored, EMBEDDING)  # removes the tensors of other parts
     asked = {name: names.asked(name) for name in stored.names()}
     found: dict[str, Tensor] = {}
-    for file in files:
+    for file in folder_weight_files(folder):
         with safe_open(folder / file, framework="pt") as handle:
             found |= {asked[name]: handle.get_tensor(name) for name in handle.keys() if name in asked}  # noqa: SIM118
     return found

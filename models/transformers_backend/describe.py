@@ -106,7 +106,7 @@ def hf_config(folder: Path, *, text_part: bool = False) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise ModelLoadError(f"{FILE} cannot be read by transformers: {_short(error)}") from error
-    for part in (config, config.get_text_config()):
+    for part in (config, getattr(config, "text_config", None)):
         if hasattr(part, QUANTIZATION):
             delattr(part, QUANTIZATION)
     return config.get_text_config() if text_part else config

@@ -6,10 +6,24 @@ from typing import Final
 import torch
 
 from troupellm.models.checkpoint.safetensors import Checkpoint, RandomWeights
-from troupellm.models.config.encoder_config import BERT, DISTILBERT, ROBERTA, EncoderConfig, describe_encoder
-from troupellm.models.config.hf_config import ConfigReader
-from troupellm.models.config.pooling_config import classifier_ability, embedding_ability, max_sequence_length
-from troupellm.models.layers.encoder import Encoder
+from troupellm.models.config.encoder_config import (
+    BERT,
+    BY_TRANSFORMERS,
+    DISTILBERT,
+    ENCODERS,
+    ROBERTA,
+    EncoderConfig,
+    describe_encoder,
+)
+from troupellm.models.config.hf_config import ConfigReader, architecture_of
+from troupellm.models.config.pooling_config import (
+    classifier_ability,
+    dense_modules,
+    embedding_ability,
+    max_sequence_length,
+)
+from troupellm.models.layers.encoder import Encoder, RunnableEncoder
+from troupellm.models.layers.pooled_dense import PooledDense
 from troupellm.models.memory.plan import MemoryBudget
 from troupellm.models.processes.process_limits import available_memory
 from troupellm.models.runner.encoder_runner import EncoderRunner
@@ -49,16 +63,18 @@ class LoadedEncoder:
             ModelLoadError: it cannot be served.
             ConfigError: a setting does not fit the model.
         """
-        model = describe_encoder(reader)
+        model = _describe(folder, reader)
         if config.model.runner == "generate" or config.model.convert == "none":
             raise ConfigError(f"{model.architecture} does not generate text", param="runner")
         self._max_len = _max_length(folder, model, config)
         self._ability = _ability(folder, reader, model, config)
         self._model, self._config, self._dtype = model, config, dtype
+        dense = () if model.labels else dense_modules(folder)
+        self._projection = PooledDense(folder, dense, model.hidden_size) if dense else None
         self.weight_bytes = model.num_weights * dtype.itemsize
         self._budget = self._plan_memory()
         progress(LoadProgress(phase="weights", total=self.weight_bytes, detail=self._budget.table()))
-        self.parts = Parts[Encoder, tuple[()]](
+        self.parts = Parts[RunnableEncoder, tuple[()]](
             lambda sink: _read(folder, model, config, dtype, sink, self.weight_bytes), lambda: ()
         )
         self.parts.read(progress)
@@ -68,7 +84,7 @@ class LoadedEncoder:
 
     def fresh_runner(self) -> EncoderRunner:
         """A runner over the same weights, which knows no rows."""
-        return EncoderRunner(self.parts.decoder, max_model_len=self._max_len)
+        return EncoderRunner(self.parts.decoder, max_model_len=self._max_len, projection=self._projection)
 
     def ready(self, seconds: float) -> WorkerReady:
         """`seconds`: how long loading took."""
@@ -150,15 +166,27 @@ def _max_length(folder: Path, model: EncoderConfig, config: EngineConfig) -> int
     return wanted
 
 
+def _describe(folder: Path, reader: ConfigReader) -> EncoderConfig:
+    if architecture_of(reader) in ENCODERS:
+        return describe_encoder(reader)
+    from troupellm.models.transformers_backend.encoder import describe_other_encoder
+
+    return describe_other_encoder(folder, reader)
+
+
 def _ability(folder: Path, reader: ConfigReader, model: EncoderConfig, config: EngineConfig) -> PoolingAbility:
     if model.labels:
-        return classifier_ability(config.model, hidden_size=model.hidden_size, pooling_type="CLS", labels=model.labels)
-    return embedding_ability(folder, reader, config.model, hidden_size=model.hidden_size, default="CLS")
+        return classifier_ability(
+            config.model, hidden_size=model.hidden_size, pooling_type=model.pooling_type, labels=model.labels
+        )
+    return embedding_ability(folder, reader, config.model, hidden_size=model.hidden_size, default="CLS", projects=True)
 
 
 def _read(
     folder: Path, model: EncoderConfig, config: EngineConfig, dtype: torch.dtype, progress: ProgressSink, total: int
-) -> Encoder:
+) -> RunnableEncoder:
+    if model.family == BY_TRANSFORMERS:
+        return _read_other(folder, model, config, dtype, progress, total)
     if config.model.load_format == "dummy":
         return Encoder(model, RandomWeights(dtype, seed=config.model.seed))
     done = 0
@@ -182,6 +210,18 @@ def _read(
             checkpoint.ignore_all(name)
     checkpoint.finish()
     return encoder
+
+
+def _read_other(
+    folder: Path, model: EncoderConfig, config: EngineConfig, dtype: torch.dtype, progress: ProgressSink, total: int
+) -> RunnableEncoder:
+    from troupellm.models.transformers_backend.encoder import TransformersEncoder, read_encoder
+
+    dummy = config.model.load_format == "dummy"
+    network = read_encoder(folder, model, dtype, dummy=dummy, seed=config.model.seed)
+    detail = f"{model.architecture} runs by the code of transformers"
+    progress(LoadProgress(phase="weights", done=total, total=total, detail=detail))
+    return TransformersEncoder(model, network)
 
 
 def refuse_for_encoders(config: EngineConfig) -> None:

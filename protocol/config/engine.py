@@ -78,7 +78,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         _help("none: no pooling that the checkpoint was not made for; embed and classify: refused unless it can"),
     ] = "auto"
     pooler_config: Annotated[
-        str | None, _help("JSON: pooling_type CLS, LAST or MEAN, use_activation, matryoshka_dimensions")
+        str | None, _help("JSON: pooling_type CLS, LAST or MEAN, use_activation, matryoshka_dimensions, score_tokens")
     ] = None
     chat_template: Annotated[str | None, _help("file or text of a Jinja chat template")] = None
     tool_call_parser: Annotated[

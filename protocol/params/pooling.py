@@ -88,6 +88,8 @@ class PoolingAbility(msgspec.Struct, frozen=True, kw_only=True):
     """How many that may be; empty is any number."""
     labels: tuple[str, ...] = ()
     """The labels of a classifier."""
+    pair_format: tuple[str, str, str] | None = None
+    """The texts before, between and behind the two texts of a pair; None joins them as the tokenizer does."""
 
     @property
     def scores_by_vectors(self) -> bool:

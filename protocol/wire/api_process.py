@@ -96,10 +96,11 @@ class AskCharge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CorrectCharge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The estimate of an `AskCharge` was wrong by so many tokens."""
+    """An `AskCharge` was wrong by so many tokens and requests."""
 
     tenant: str
     tokens: int
+    requests: int = 0
 
 
 class CancelAdmin(msgspec.Struct, frozen=True, tag=True):

@@ -133,8 +133,15 @@ def unauthorized() -> HttpError:
     return HttpError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))
 
 
-def too_large(limit: int) -> HttpError:
+def too_large(limit: int, *, continues: bool = False) -> HttpError:
+    """
+    Args:
+        continues: the body is small enough, and the conversation that it continues is not.
+    """
     message = f"the request body is larger than {limit} bytes"
+    if continues:
+        whole = "the request and the conversation that it continues are larger than"
+        message = f"{whole} {limit} bytes together: send a shorter conversation whole"
     return HttpError(413, message, code="request_too_large", headers=_CLOSE)
 
 

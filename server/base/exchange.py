@@ -134,9 +134,13 @@ class Exchange:
             await self.room.add(num_bytes, timeout)
 
     def prompt_made(self, tokens: int) -> None:
-        """Give back the room of a body whose prompt the engine has, as far as the prompt explains the body's size: the
-        engine bounds its prompts."""
+        """The engine has the whole prompt; see `prompt_taken`."""
         self.prompt_tokens = tokens
+        self.prompt_taken(tokens)
+
+    def prompt_taken(self, tokens: int) -> None:
+        """Give back the room of a prompt that the engine has, as far as the prompt explains the body's size: the engine
+        bounds its prompts."""
         if self.room is not None:
             self.room.release(tokens * PROMPT_TOKEN_BYTES)
 

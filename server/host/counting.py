@@ -4,8 +4,8 @@ Nothing else bounds it: admission is for what is to be generated, and what is co
 """
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -50,6 +50,26 @@ async def charged(engine: ServedEngine, exchange: Exchange, estimate: int) -> As
         yield charge
     finally:
         engine.correct_charge(exchange.key, charge.tokens - estimate)
+
+
+@contextmanager
+def charged_anew(engine: ServedEngine, exchange: Exchange, charge: Charge | None) -> Iterator[None]:
+    """A request that was counted goes on inside the block to be answered, and is charged itself when it is admitted.
+    The charge of the count is given back, and taken again if the request ends before it is admitted.
+
+    Args:
+        charge: None where nothing was counted.
+    """
+    if charge is None:
+        yield
+        return
+    counted = exchange.quota
+    engine.correct_charge(exchange.key, -charge.tokens, requests=-1)
+    try:
+        yield
+    finally:
+        if exchange.quota is counted:
+            engine.correct_charge(exchange.key, charge.tokens, requests=1)
 
 
 MOST_WAITING = 64

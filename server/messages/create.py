@@ -26,10 +26,10 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import open_events
 from troupellm.server.base.threads import offload
-from troupellm.server.host.counting import Charge, charged
+from troupellm.server.host.counting import Charge, charged, charged_anew
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
-from troupellm.server.messages.context_edits import Count, Edited, edited
+from troupellm.server.messages.context_edits import Edited, edited
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.openai.cache_marks import marks_of_message
 from troupellm.server.openai.chat_turn import ServedTurn, open_turn, prepare
@@ -46,6 +46,7 @@ async def create(host: ServerState, exchange: Exchange, request: MessagesRequest
     with counted_from(first):
         async with _counting(host, exchange) as count:
             made = await _edited(host, exchange, request, count)
+    with charged_anew(host.require(), exchange, count.charge):
         translated = await _translated(host, exchange, made.request)
         try:
             marks = await _marks(exchange, made.request, last=True)
@@ -69,35 +70,43 @@ async def count_tokens(host: ServerState, exchange: Exchange, request: CountToke
     await exchange.respond(200, msgspec.json.encode(body))
 
 
-async def _edited(host: ServerState, exchange: Exchange, request: _Request, count: Count[_Request]) -> Edited:
+async def _edited(host: ServerState, exchange: Exchange, request: _Request, count: "_Count") -> Edited:
     made = await edited(request, count, partial(read_parts, exchange, request.messages))
     host.skipped.report(exchange, made.skipped)
     return made
 
 
-@asynccontextmanager
-async def _counting(host: ServerState, exchange: Exchange) -> AsyncIterator[Count[_Request]]:
-    """Counts the tokens of prompts. All counts inside the block are one call of the key, with the largest of them."""
-    charge: Charge | None = None
+class _Count:
+    """Counts the tokens of prompts. All counts are one call of the key, with the largest of them."""
 
-    async def count(request: _Request) -> int:
-        nonlocal charge
+    def __init__(self, host: ServerState, exchange: Exchange, stack: AsyncExitStack) -> None:
+        self.charge: Charge | None = None
+        """None until something is counted."""
+        self._host = host
+        self._exchange = exchange
+        self._stack = stack
+
+    async def __call__(self, request: _Request) -> int:
+        host, exchange = self._host, self._exchange
         engine = host.require()
         translated = await _translated(host, exchange, request)
         try:
             prepared = await prepare(host, exchange, translated.chat)
             host.skipped.report(exchange, prepared.skipped)
-            if charge is None:
+            if self.charge is None:
                 estimate = estimate_tokens(prepared.prompt)
-                charge = await stack.enter_async_context(charged(engine, exchange, estimate))
+                self.charge = await self._stack.enter_async_context(charged(engine, exchange, estimate))
             number = await host.counting.number(engine, exchange.key, prepared.prompt)
         except TroupeError as error:
             raise relabelled(exchange, error, translated.names) from None
-        charge.tokens = max(charge.tokens, number)
+        self.charge.tokens = max(self.charge.tokens, number)
         return number
 
+
+@asynccontextmanager
+async def _counting(host: ServerState, exchange: Exchange) -> AsyncIterator[_Count]:
     async with AsyncExitStack() as stack:
-        yield count
+        yield _Count(host, exchange, stack)
 
 
 async def _marks(exchange: Exchange, request: PromptFields, *, last: bool = False) -> tuple[CacheMark, ...]:

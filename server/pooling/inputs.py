@@ -12,6 +12,7 @@ from troupellm.protocol.api.pooling import InputFields, PoolingFields, VectorFie
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt, Truncation
 from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
+from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.openai.parameters import chat_prompt, check_cache_salt, truncation_of, unsupported
@@ -56,6 +57,7 @@ def options(exchange: Exchange, request: PoolingFields, answer_id: str) -> dict[
         "cache_salt": (request.cache_salt or "").encode(),
         "deadline": request.queue_timeout,
         "adapter": exchange.adapter,
+        "taken": exchange.prompt_taken if exchange.room is not None and is_large(exchange) else None,
     }
 
 

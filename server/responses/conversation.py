@@ -5,6 +5,7 @@ which is looked at before anything is read, and again before a reference puts an
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -137,7 +138,8 @@ async def _past(store: ResponseStore, owner: str, name: str | None, room: int) -
         message = f"{_PREVIOUS}: no response with this id is kept here{gone}"
         raise InvalidRequest(message, param=_PREVIOUS, code="previous_response_not_found") from None
     except OverflowError:
-        raise InvalidRequest(f"{_PREVIOUS}: more than {MAX_TURNS} responses before this one", param=_PREVIOUS) from None
+        message = f"{_PREVIOUS}: more than {MAX_TURNS} responses before this one; {_REMEDIES[_PREVIOUS]}"
+        raise InvalidRequest(message, param=_PREVIOUS) from None
     except TooMuchError:
         raise _too_much(_PREVIOUS, "the responses before this one") from None
     if any(stored.running for stored in past):
@@ -150,8 +152,19 @@ def _declared(exchange: Exchange) -> int:
     return declared_bytes(exchange) or 0
 
 
+_REMEDIES: Final = {
+    _CONVERSATION: "delete some of them (DELETE /v1/conversations/{conversation_id}/items/{item_id}), or begin another"
+    " conversation with the items that still count",
+    _PREVIOUS: "continue an earlier response, or send the items that still count as input",
+    "input": "refer to fewer items",
+}
+
+
 def _too_much(param: str, what: str) -> InvalidRequest:
-    message = f"{param}: {what} have more bytes together with the request than one may have (--max-body-bytes)"
+    message = (
+        f"{param}: {what} have more bytes together with the request than one may have (--max-body-bytes);"
+        f" {_REMEDIES[param]}"
+    )
     return InvalidRequest(message, param=param, code="request_too_large")
 
 

@@ -161,7 +161,7 @@ async def read_held(exchange: Exchange, body: bytes, kind: type[HeldT], limits: 
     """
     exchange.body_bytes = declared_bytes(exchange) or 0
     if exchange.body_bytes + len(body) > limits.most_bytes:
-        raise too_large(limits.most_bytes)
+        raise too_large(limits.most_bytes, continues=True)
     await exchange.add_bytes(len(body), limits.timeout)
     read = partial(msgspec.json.decode, body, type=kind)
     return await offload(read, limiter=limits.decodes) if is_large(exchange) else read()

@@ -178,3 +178,39 @@ async def test_without_a_store_conversations_are_refused(tiny_engine):
         ]
     assert [answer.status_code for answer in answers] == [400, 400]
     assert all("--responses-store-entries" in answer.json()["error"]["message"] for answer in answers)
+
+
+async def test_a_conversation_at_its_bound_says_how_to_go_on_and_goes_on(tiny_engine):
+    config = server_config(max_body_bytes=2_000)
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        name = (await client.post(BASE, json={"items": [says("x" * 1_000)]})).json()["id"]
+        more = await client.post(f"{BASE}/{name}/items", json={"items": [says("y" * 500)]})
+        assert more.status_code == 200, more.text
+        asked = GREEDY | {"input": "z" * 200, "conversation": name}
+        full = await client.post("/v1/responses", json=asked)
+        error = full.json()["error"]
+        assert (full.status_code, error["param"], error["code"]) == (400, "conversation", "request_too_large")
+        items = (await client.get(f"{BASE}/{name}/items", params={"order": "asc"})).json()["data"]
+        path = f"{BASE}/{name}/items/{items[0]['id']}"
+        assert "DELETE /v1/conversations/{conversation_id}/items/{item_id}" in error["message"]
+        assert (await client.delete(path)).status_code == 200
+        answer = await client.post("/v1/responses", json=asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["conversation"] == {"id": name}
+
+
+async def test_responses_at_the_bound_go_on_from_an_earlier_one(tiny_engine):
+    config = server_config(max_body_bytes=8_000)
+    asked = GREEDY | {"store": True, "input": "x" * 600}
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        names: list[str] = []
+        for _ in range(10):
+            answer = await client.post("/v1/responses", json=asked | {"previous_response_id": (names or [None])[-1]})
+            if answer.status_code != 200:
+                break
+            names.append(answer.json()["id"])
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, "previous_response_id", "request_too_large")
+        assert "continue an earlier response" in error["message"]
+        earlier = await client.post("/v1/responses", json=asked | {"previous_response_id": names[0]})
+        assert earlier.status_code == 200, earlier.text

@@ -4,7 +4,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from troupellm.protocol.api.caller import Caller
+from troupellm.protocol.config.engine import TenantConfig
+from troupellm.protocol.quota import Quota
 from troupellm.server.access.keys import read_keys
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.counting import charged, charged_anew
 from troupellm.tests.support.servers.front_pair import front_pair
 from troupellm.tests.support.servers.serving import running_server, server_config
 
@@ -105,12 +110,40 @@ EDITED = {
 }
 
 
-async def test_tokens_counted_for_context_edits_are_taken_from_the_limits_once(tiny_engine, tmp_path):
+@pytest.mark.parametrize("fronts", [False, True], ids=["one process", "a front"])
+async def test_a_message_with_edits_of_its_context_is_one_request_of_its_key(tiny_engine, tmp_path, fronts):
     message = EDITED | {"max_tokens": 1}
-    async with keyed(tiny_engine, tmp_path, fronts=False) as served, served.client(key="sk-two") as client:
-        answers = [await client.post("/v1/messages", json=message) for _ in range(2)]
-    assert [answer.status_code for answer in answers] == [200, 429]
-    assert answers[0].json()["context_management"]["applied_edits"]
+    async with keyed(tiny_engine, tmp_path, fronts) as served:
+        async with served.client(key="sk-a") as client:
+            answer = await client.post("/v1/messages", json=message)
+            usage = answer.json()["usage"]
+            assert answer.json()["context_management"]["applied_edits"]
+            assert answer.headers["anthropic-ratelimit-requests-remaining"] == "99"
+            after = await client.post("/tokenize", json={"prompt": ""})
+            used = 6000 - int(after.headers["x-ratelimit-remaining-tokens"])
+            assert used <= usage["input_tokens"] + usage["output_tokens"] + 1, "less of it fills up again"
+        async with served.client(key="sk-two") as client:
+            answers = [await client.post("/v1/messages", json=message) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
+async def nothing(_: object = None) -> dict[str, str]:
+    return {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(("admitted", "requests"), [(False, 1), (True, 0)])
+async def test_a_count_is_charged_unless_its_request_is_admitted_and_charged_itself(tiny_engine, admitted, requests):
+    scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
+    async with tiny_engine(tenants=(TenantConfig(name="a", requests_per_minute=9, tokens_per_minute=900),)) as engine:
+        exchange = Exchange(scope, nothing, nothing, request_id="a", write_timeout=0.0)
+        exchange.caller = Caller("a", "a")
+        async with charged(engine, exchange, 30) as charge:
+            charge.tokens = 40
+        with charged_anew(engine, exchange, charge):
+            if admitted:
+                exchange.quota = Quota(limit_requests=9)
+        (account,) = engine.snapshot().tenants
+        assert account.requests == requests
 
 
 async def test_a_count_with_edits_is_one_request_of_its_key(tiny_engine, tmp_path):

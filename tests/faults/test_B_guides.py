@@ -140,6 +140,7 @@ REFUSED = [
             "{",
             {"format": {"type": "tag", "begin": 1, "content": {"type": "any_text"}, "end": "x"}},
             {"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}},
+            {"format": {"type": "any_text", "excludes": "x"}},
         )
     ),
     (guide_field(), "structured_outputs"),

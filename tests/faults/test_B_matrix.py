@@ -115,7 +115,9 @@ Attack = tuple[str, str, Any, str, bool]
 
 def attackable() -> list[Route]:
     table = routes(ServerState(ServerConfig()), "/v1")
-    return [route for route in table if route.method == "POST" and route.body and route.path not in ADAPTERS]
+    return [
+        route for route in table if route.method == "POST" and route.body is not None and route.path not in ADAPTERS
+    ]
 
 
 def fields_of(route: Route) -> tuple[set[str], set[str]]:

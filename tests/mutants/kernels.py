@@ -6,17 +6,17 @@ from troupellm.tests.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
-        "a group that was cleared keeps its rank",
+        "a part of low rank lies directly behind the one before it",
         "kernels/low_rank/weights.py",
-        "            self.ranks[group] = 0\n",
-        "",
+        "begin, first = part * self.rank, self.begins[part]",
+        "begin, first = part * rank, self.begins[part]",
         "kernels/low_rank/test_low_rank.py",
     ),
     Mutant(
-        "a row goes by the group before its own",
+        "all rows of a group lie side by side",
         "kernels/low_rank/weights.py",
-        "return GroupedRows(places, begins, HostRows(rows, of_rows[rows], tuple(runs)))",
-        "return GroupedRows(places, begins, HostRows(rows, np.maximum(of_rows[rows] - 1, 0), tuple(runs)))",
+        "together = last - first == end - begin - 1",
+        "together = last - first >= end - begin - 1",
         "kernels/low_rank/test_low_rank.py",
     ),
     Mutant(

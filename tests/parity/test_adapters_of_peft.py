@@ -19,8 +19,10 @@ from troupellm.models.adapters.files import adapter_digest
 from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.protocol.messages.worker import AdapterSlot
 from troupellm.tests.support.adapters.peft_reference import NEW_TOKENS
+from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, SIZES, Pair, write_tokenizer
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES, SIZES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.environment.absence import absent
 

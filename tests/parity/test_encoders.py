@@ -1,8 +1,6 @@
 """Every encoder family equals `transformers` on a small random checkpoint in fp32, alone and in a crowd of any lengths,
 and so do decoders that embed or classify, however their prompts are cut."""
 
-import random
-from array import array
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +14,12 @@ from troupellm.models.runner.encoder_runner import EncoderRunner
 from troupellm.models.worker.load_encoder import LoadedEncoder
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.protocol.messages.worker import StepPlan
 from troupellm.protocol.params.pooling import PoolingParams, PoolingState
 from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.checkpoints.encoder_rows import new_row, prompts, vectors_of
 
 TOLERANCE = 1e-4
-LENGTHS = (1, 2, 2, 3, 7, 8, 8, 9, 20, 31, 31, 40, 64, 64, 77, 90)
 ENCODERS = {
     "bert": tiny_encoder.bert,
     "bert_relu": lambda labels=0: tiny_encoder.bert(labels, hidden_act="relu"),
@@ -51,24 +49,6 @@ DECODERS = {
 SIMPLE = PoolingParams(use_activation=False)
 
 
-def prompts(vocabulary: int, lengths: tuple[int, ...] = LENGTHS, *, least: int = 0) -> list[list[int]]:
-    draw = random.Random(7)
-    return [[draw.randrange(least, vocabulary) for _ in range(length)] for length in lengths]
-
-
-def new_row(row: int, tokens: list[int], state: PoolingState, blocks: tuple[int, ...] = (0,)) -> NewRow:
-    return NewRow(
-        row=row,
-        epoch=0,
-        request_id="",
-        token_ids=array("i", tokens).tobytes(),
-        num_prompt_tokens=len(tokens),
-        sampling=SamplingState(temperature=0.0),
-        blocks=(blocks,),
-        pooling=state,
-    )
-
-
 def run_whole(runner: EncoderRunner, texts: list[list[int]], states: list[PoolingState]) -> list[np.ndarray]:
     """One step of whole prompts."""
     rows = tuple(range(len(texts)))
@@ -82,11 +62,6 @@ def run_whole(runner: EncoderRunner, texts: list[list[int]], states: list[Poolin
         new_rows=tuple(new_row(row, texts[row], states[row]) for row in rows),
     )
     return vectors_of(runner.run(plan))
-
-
-def vectors_of(result: StepResult) -> list[np.ndarray]:
-    assert not result.errors
-    return [np.frombuffer(entry.vector, dtype=np.float32) for entry in result.pooled]
 
 
 def encoder(folder: Path, **settings: object) -> LoadedEncoder:

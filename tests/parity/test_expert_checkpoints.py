@@ -19,7 +19,8 @@ from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 
 FILE = "model.safetensors"

@@ -11,7 +11,8 @@ from troupellm.models.hub.source import resolve_model
 from troupellm.models.runner import runner as runner_module
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, TOLERANCE, assert_close_call
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, VARIANTS, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES, VARIANTS
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.ragged_batch import check_ragged_batch
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from troupellm.models.config.decoder_config import LayerNorms, QueryGrowth, RopeConfig
+from troupellm.models.config.decoder_config import LayerNormBlock, LayerNorms, QueryGrowth, RopeConfig
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 
 LENGTH = 45
@@ -101,6 +102,20 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
         {"attention_scale": None}, {"logit_scale": 1.0},
     ],
     "granite4_without_rotation": [{"layer_ropes": ()}],
+    "cohere2": [
+        {"layer_ropes": ()}, {"rope_interleaved": False}, {"windows": (None, None, None)}, {"logit_scale": 1.0},
+        {"qkv_bias": False},
+    ],
+    "falcon": [
+        {"mlp_bias": False}, {"qkv_bias": False},
+        {"layer_norms": LayerNormBlock(parallel=True, ungated="relu2")},
+    ],
+    "falcon_newer": [{"qkv_by_group": False}],
+    "falcon_in_turn": [{"qkv_by_group": False}, {"layer_norms": LayerNormBlock(parallel=True, ungated="gelu")}],
+    "gpt_neox": [{"rotary_dim": None}, {"layer_norms": LayerNormBlock(ungated="gelu")}, {"qkv_by_group": False}],
+    "phi": [{"rotary_dim": None}, {"head_bias": False}, {"mlp_bias": False}],
+    "nemotron": [{"norm_offset": 0.0}, {"rotary_dim": None}, {"layer_norms": LayerNormBlock(ungated="gelu")}],
+    "starcoder2": [{"windows": (None, None)}, {"mlp_bias": False}],
     "deepseek_v3_halves": [{"rope_interleaved": True}, {"moe": {"renormalize": True}}],
 }  # fmt: skip
 

@@ -16,7 +16,8 @@ from troupellm.models.layers.rope import rope_frequencies
 from troupellm.models.load.architecture import served_part
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import IMAGES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import IMAGES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 
 LENGTH = 60

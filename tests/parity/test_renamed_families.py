@@ -18,7 +18,8 @@ from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import LLAMA3, SIZES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import LLAMA3, SIZES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 

@@ -24,7 +24,14 @@ from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
 from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
-from troupellm.tests.support.checkpoints.text_parts import AROUND_TEXT, SECTION, SIGLIP, TEXT, TEXT_PARTS, TextPart
+from troupellm.tests.support.checkpoints.text_parts import (
+    AROUND_TEXT,
+    CLIP,
+    SECTION,
+    TEXT,
+    TEXT_PARTS,
+    TextPart,
+)
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 from troupellm.tests.support.engines.inside import runner_of
 
@@ -127,11 +134,9 @@ def test_values_that_a_section_leaves_out_are_those_of_transformers(kind: str) -
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_decoder_without_a_family_here_runs_by_the_code_of_transformers(tmp_path: Path) -> None:
-    """Aya Vision, around Cohere 2."""
-    text = {**TEXT, "model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0}
-    config = transformers.AyaVisionConfig(text_config=text, vision_config=SIGLIP, tie_word_embeddings=True)
+    config = transformers.LlavaConfig(text_config={**TEXT, "model_type": "stablelm"}, vision_config=CLIP)
     torch.manual_seed(5)
-    model = transformers.AyaVisionForConditionalGeneration._from_config(config, dtype=torch.float32).eval()
+    model = transformers.LlavaForConditionalGeneration._from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(tmp_path)
     worker, seen = ModelWorker(tmp_path), list[LoadProgress]()
     worker.load(EngineConfig.from_flat({"device": "cpu", "kv_cache_memory_bytes": 2**20, "block_size": 8}), seen.append)
@@ -141,7 +146,7 @@ def test_a_decoder_without_a_family_here_runs_by_the_code_of_transformers(tmp_pa
     driver.generate(0, 6)
     logits = model(input_ids=torch.tensor([driver.tokens[0]])).logits[0, len(PROMPT) - 1 : -1]
     assert logits.argmax(-1).tolist() == driver.answer(0)
-    assert any("Cohere2ForCausalLM runs by the code of transformers" in progress.detail for progress in seen)
+    assert any("StableLmForCausalLM runs by the code of transformers" in progress.detail for progress in seen)
     worker.close()
 
 

@@ -18,11 +18,16 @@ from troupellm.models.hub.source import resolve_model
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, assert_close_call
+from troupellm.tests.support.checkpoints.decoder_families import GROWING
 
 COMMON = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.4, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+ROUTED = {
+    "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
 }  # fmt: skip
 FAMILIES = {
     "llama": lambda: transformers.LlamaConfig(**COMMON, tie_word_embeddings=True),
@@ -62,8 +67,16 @@ FAMILIES = {
         topk_group=2,
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2),
+    "ministral3": lambda: transformers.Ministral3Config(**COMMON, head_dim=32, rope_parameters=GROWING),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(**COMMON, **ROUTED, use_qk_norm=True),
+    "exaone4": lambda: transformers.Exaone4Config(**COMMON, sliding_window=24, sliding_window_pattern=2),
+    "cohere2": lambda: transformers.Cohere2Config(
+        **COMMON, sliding_window=24, sliding_window_pattern=2, logit_scale=1.0, tie_word_embeddings=False
+    ),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**COMMON, rotary_pct=0.5),
 }
-SLOW = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "glm4", "smollm3")
+SLOW = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "glm4", "smollm3", "ministral3",
+        "glm4_moe", "exaone4", "cohere2", "gpt_neox")  # fmt: skip
 """Their layers are compared in test_families; what the engine adds to them is the same for all."""
 TWO_THREADS = "mistral"
 """Of this one `make test` computes a crowd on two threads. Those of the others would only wait for cores there, beside

@@ -14,7 +14,8 @@ from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, SIZES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES, SIZES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 
 NAMES = ("model.embed_tokens.weight", "lm_head.weight")

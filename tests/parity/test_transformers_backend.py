@@ -26,7 +26,8 @@ from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, SIZES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import SIZES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.ragged_batch import check_ragged_batch
 
@@ -221,9 +222,9 @@ def test_a_model_that_pages_compute_otherwise_is_found_out(
 
 
 @pytest.fixture(scope="module")
-def starcoder2(tmp_path_factory: pytest.TempPathFactory) -> BackendPair:
-    folder = tmp_path_factory.mktemp("starcoder2")
-    pair = BackendPair(folder, transformers.Starcoder2Config(**SIZES, sliding_window=None))
+def stablelm(tmp_path_factory: pytest.TempPathFactory) -> BackendPair:
+    folder = tmp_path_factory.mktemp("stablelm")
+    pair = BackendPair(folder, transformers.StableLmConfig(**SIZES))
     write_tokenizer(folder, 300)
     return pair
 
@@ -238,13 +239,13 @@ def load(folder: Path, **settings: object) -> list[LoadProgress]:
     return seen
 
 
-def test_a_family_that_is_not_ours_falls_back_with_a_line(starcoder2: BackendPair, tmp_path: Path) -> None:
-    details = [progress.detail for progress in load(starcoder2.folder)]
-    line = "Starcoder2ForCausalLM runs by the code of transformers, over our paged attention: "
+def test_a_family_that_is_not_ours_falls_back_with_a_line(stablelm: BackendPair, tmp_path: Path) -> None:
+    details = [progress.detail for progress in load(stablelm.folder)]
+    line = "StableLmForCausalLM runs by the code of transformers, over our paged attention: "
     assert f"{line}troupellm has no family for it" in details
-    with pytest.raises(ModelLoadError, match="architecture Starcoder2ForCausalLM is not supported"):
-        load(starcoder2.folder, model_impl="troupellm")
-    assert any(line in progress.detail for progress in load(starcoder2.folder, load_format="dummy", dtype="bfloat16"))
+    with pytest.raises(ModelLoadError, match="architecture StableLmForCausalLM is not supported"):
+        load(stablelm.folder, model_impl="troupellm")
+    assert any(line in progress.detail for progress in load(stablelm.folder, load_format="dummy", dtype="bfloat16"))
 
 
 def test_a_family_of_ours_runs_by_transformers_only_when_told(tmp_path: Path) -> None:
@@ -254,14 +255,14 @@ def test_a_family_of_ours_runs_by_transformers_only_when_told(tmp_path: Path) ->
     assert "LlamaForCausalLM runs by the code of transformers, over our paged attention: as model_impl says" in told
 
 
-def test_weights_come_from_safetensors_alone_and_all_of_them(starcoder2: BackendPair, tmp_path: Path) -> None:
-    config = starcoder2.config
-    weights = load_file(starcoder2.folder / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((starcoder2.folder / "config.json").read_bytes())
+def test_weights_come_from_safetensors_alone_and_all_of_them(stablelm: BackendPair, tmp_path: Path) -> None:
+    config = stablelm.config
+    weights = load_file(stablelm.folder / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((stablelm.folder / "config.json").read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
     with pytest.raises(ModelLoadError, match="only pickled weights"):
         read_model(tmp_path, config, torch.float32, dummy=False, seed=0)
-    name = "model.layers.1.mlp.c_fc.weight"
+    name = "model.layers.1.mlp.up_proj.weight"
     for changed, message in (
         ({key: value for key, value in weights.items() if key != name}, f"missing tensor {name}"),
         (weights | {"another": torch.zeros(2)}, "unexpected tensor another"),
@@ -272,8 +273,8 @@ def test_weights_come_from_safetensors_alone_and_all_of_them(starcoder2: Backend
             read_model(tmp_path, config, torch.float32, dummy=False, seed=0)
 
 
-def test_code_of_the_checkpoint_is_never_run(starcoder2: BackendPair, tmp_path: Path) -> None:
-    values = json.loads((starcoder2.folder / "config.json").read_bytes())
+def test_code_of_the_checkpoint_is_never_run(stablelm: BackendPair, tmp_path: Path) -> None:
+    values = json.loads((stablelm.folder / "config.json").read_bytes())
     (tmp_path / "code.py").write_text("raise SystemExit('remote code was run')")
     values |= {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "mine", "architectures": ["Mine"]}
     (tmp_path / "config.json").write_text(json.dumps(values))
@@ -282,7 +283,7 @@ def test_code_of_the_checkpoint_is_never_run(starcoder2: BackendPair, tmp_path: 
 
 
 @pytest.mark.anyio
-async def test_through_the_engine_with_preemption_and_prefix_hits(starcoder2: BackendPair) -> None:
+async def test_through_the_engine_with_preemption_and_prefix_hits(stablelm: BackendPair) -> None:
     prompts = [make_prompt(length) for length in (30, 25, 40, 33, 28, 37)]
     settings = {"max_num_batched_tokens": 32, "max_model_len": 96}
     greedy = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
@@ -291,15 +292,15 @@ async def test_through_the_engine_with_preemption_and_prefix_hits(starcoder2: Ba
     async def one(engine: troupellm.Engine, index: int) -> None:
         answers[index] = list((await engine.generate(prompts[index], **greedy)).token_ids)
 
-    async with troupellm.Engine(starcoder2.folder, num_gpu_blocks_override=12, **settings) as engine:
+    async with troupellm.Engine(stablelm.folder, num_gpu_blocks_override=12, **settings) as engine:
         async with anyio.create_task_group() as group:
             for index in range(len(prompts)):
                 group.start_soon(one, engine, index)
         assert engine.snapshot().scheduler.preemptions > 0
-    async with troupellm.Engine(starcoder2.folder, **settings) as engine:
+    async with troupellm.Engine(stablelm.folder, **settings) as engine:
         await one(engine, 2)
         again = await engine.generate([*prompts[2], 5, 6], **greedy)
     assert again.usage.cached_tokens >= 32
-    starcoder2.check([*prompts[2], 5, 6], list(again.token_ids))
+    stablelm.check([*prompts[2], 5, 6], list(again.token_ids))
     for index, prompt in enumerate(prompts):
-        starcoder2.check(prompt, answers[index])
+        stablelm.check(prompt, answers[index])

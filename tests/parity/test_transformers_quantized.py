@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from troupellm.models.quantization.on_load import INT4_GROUPS, QUANTIZE
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
-from troupellm.tests.support.checkpoints.decoder_pairs import SIZES
+from troupellm.tests.support.checkpoints.decoder_families import SIZES
 from troupellm.tests.support.quantized.bitsandbytes_files import four_bits
 from troupellm.tests.support.quantized.fp8_files import e4m3_by_tensor
 from troupellm.tests.support.quantized.packed_words import GPTQ, GptqWriter

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.kernels.compiled_code import torch_alone
 

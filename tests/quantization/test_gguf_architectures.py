@@ -186,7 +186,7 @@ def test_layers_that_draft_are_left_out_with_a_note(tmp_path: Path) -> None:
 
 
 def test_a_model_of_transformers_says_that_its_weights_are_expanded(tmp_path: Path) -> None:
-    written(tmp_path / "tiny.gguf", FAMILIES["seed_oss"])
+    written(tmp_path / "tiny.gguf", FAMILIES["cohere2"])
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
     assert any("so that its weights are expanded" in progress.detail for progress in seen)
     worker.close()

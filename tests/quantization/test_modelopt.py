@@ -121,6 +121,22 @@ def test_a_layer_takes_the_algorithm_of_the_nearest_part_that_is_named(tmp_path:
         stored.linear(other, tuple(expected.shape))
 
 
+def test_settings_by_layer_may_be_in_the_tools_own_file_alone(tmp_path: Path) -> None:
+    folder, model, _ = written(tmp_path, "MIXED_PRECISION")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION"}
+    (folder / "config.json").write_text(json.dumps(config))
+    name = "model.layers.1.mlp.down_proj"
+    expected = linears(model)[name].weight.detach()
+    weight = opened(folder).linear(name, tuple(expected.shape))
+    assert isinstance(weight, QuantizedWeight)
+    assert torch.equal(weight.dequantize(), expected)
+    config["quantization_config"]["quantized_layers"] = {"model.layers.1": {"quant_algo": "FP8"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"hf_quant_config\.json: quantization\.quantized_layers is .*, but"):
+        opened(folder)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -11,6 +11,7 @@ from troupellm import Engine, PoolingParams
 from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError
 from troupellm.tests.support.checkpoints import tiny_encoder
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.servers.front_pair import front_pair
 
 pytestmark = pytest.mark.anyio
 
@@ -95,3 +96,17 @@ async def test_a_shorter_limit_of_sentence_transformers_counts(tmp_path: Path) -
         assert engine.limits.max_model_len == 20
     async with Engine(tmp_path, device="cpu", num_threads=1, max_model_len=50) as engine:
         assert engine.limits.max_model_len == 50
+
+
+@pytest.mark.parametrize("fronts", [False, True], ids=["one process", "an API process"])
+async def test_a_caller_hears_of_each_prompt_that_the_engine_has_taken(folders: dict[str, Path], fronts: bool) -> None:
+    texts = ["a fox", "the quick brown fox", "a"]
+    async with Engine(folders["encoder"], device="cpu", num_threads=1) as engine, front_pair(engine) as pair:
+        taken: list[int] = []
+        lengths = [len(engine.tokenizer.encode(text, add_special_tokens=True)) for text in texts]
+        done = 0
+        async for index, pooled in (pair.remote if fronts else engine).pool(texts, concurrency=1, taken=taken.append):
+            assert (index, pooled.usage.prompt_tokens) == (done, lengths[done])
+            done += 1
+            assert taken[:done] == lengths[:done]
+        assert taken == lengths

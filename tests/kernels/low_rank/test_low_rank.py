@@ -7,7 +7,7 @@ import torch
 from troupellm.kernels.cpp.checks import RefusedCall
 from troupellm.kernels.low_rank import low_rank_add
 from troupellm.kernels.low_rank.cases import CASES, Case, Inputs, make_inputs
-from troupellm.kernels.low_rank.native import LayerAdapters, load, low_rank_native, takes_native
+from troupellm.kernels.low_rank.native import LayerWeights, load, low_rank_native, takes_native
 from troupellm.kernels.low_rank.reference import low_rank_reference
 from troupellm.kernels.low_rank.weights import GroupedRows, HostRows, LowRankWeights, grouped_rows
 
@@ -91,4 +91,4 @@ def test_the_binding_refuses_what_would_lead_out_of_memory():
     other = LowRankWeights(2, 16, 70, (40, 7, 33), torch.float32, CPU)
     weights.ranks[0] = 3
     with pytest.raises(RefusedCall, match="layers of different groups"):
-        LayerAdapters([weights, other], rows, rows)
+        LayerWeights([weights, other])

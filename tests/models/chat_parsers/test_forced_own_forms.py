@@ -15,7 +15,9 @@ from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import TemplateProcesses
 from troupellm.models.hub.source import BUILTIN_FOLDER
+from troupellm.models.structured_outputs.backend import GuideError
 from troupellm.models.structured_outputs.backends import make_backend, program_text
+from troupellm.models.structured_outputs.structural_tag import MOST_EXCLUDED
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.chat_events import assemble
 from troupellm.protocol.params.guide import GuideSpec
@@ -91,6 +93,10 @@ def text_of(row: Format, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return row.calls(calls).removesuffix("<|content_model_end_sampling|>")
 
 
+def _same(one: str, other: str) -> bool:
+    return chat_syntax_named(one, "none").calls is chat_syntax_named(other, "none").calls
+
+
 def read(parser: str, text: str, tools: Any = TOOLS) -> list[tuple[str, Any]]:
     plan = plan_of(chat_syntax_named(parser, "none"))
     chat_parser = Parser(plan, offered_tools=OfferedTools(tools), new_id=lambda number, name: "x")
@@ -125,6 +131,24 @@ def test_arguments_that_break_the_schema_cannot_be_written(name: str, fits):
         assert not fits(guide, text_of(row, [("weather", arguments)])), arguments
     for text in ("", "Hello.", text_of(row, [("other", {})])):
         assert not fits(guide, text), text
+
+
+@pytest.mark.parametrize(
+    ("parser", "marks"),
+    [
+        ("qwen3_coder", ["</parameter>", "\n<parameter=days>", "\n</function>"]),
+        ("glm45", ["</arg_value>", "\n<arg_key>", "\n</tool_call>"]),
+        ("minimax_m2", ["</parameter>", '\n<parameter name="days">', "\n</invoke>"]),
+        ("deepseek_v4", ["</｜DSML｜parameter>", '\n<｜DSML｜parameter name="days"', "\n</｜DSML｜invoke>"]),
+        ("solar_open2", ["<|tool_arg:end|>", "<|tool_arg:start|>", "<|tool_call:end|>"]),
+        ("gemma4", ['<|"|>']),
+    ],
+)
+def test_a_text_holds_no_mark_at_which_the_parser_would_end_it(parser: str, marks: list[str], fits):
+    row = next(row for row in OWN.values() if _same(row.parser, parser))
+    for text, good in [("a < b\n\n<b>", True), *((f"a{mark}b", False) for mark in marks)]:
+        written = text_of(row, [("weather", {"city": text, "days": 1})])
+        assert fits(forced(parser), written) is good, written
 
 
 @pytest.mark.parametrize("name", FLAT)
@@ -229,6 +253,33 @@ def test_a_flag_says_if_a_value_is_a_text(flag: str, value: str, good: bool, fit
     assert fits(forced("deepseek_v4", tools), text) is good
     if good:
         assert read("deepseek_v4", text, tools) == [("f", {"a": "x" if value == "x" else None})]
+
+
+@pytest.mark.parametrize("name", [name for name in DISTINCT_PARSERS if chat_syntax_named(name, "none").calls])
+@pytest.mark.parametrize(("tool", "key"), [("get-weather.v2", "x-y.z"), ("3d", "_x1"), ("f", "a b"), ("f", "<k>")])
+def test_odd_names_are_written_in_a_form_in_which_they_are_read(name: str, tool: str, key: str, fits):
+    calls = chat_syntax_named(name, "none").calls
+    assert calls is not None
+    parameters = {"type": "object", "properties": {key: {"type": "integer"}}, "required": [key]}
+    tools = [{"function": {"name": tool, "parameters": parameters}}]
+    for own in calls.written.own:
+        said = own.argument.replace("{key}", key).replace("{type}", "false").replace("{value}", "3")
+        before, _, after = own.around or (calls.written.before, "", calls.written.after)
+        text = before + own.call.replace("{name}", tool).replace("{arguments}", said) + after
+        assert not fits(forced(name, tools), text) or read(name, text, tools) == [(tool, {key: 3})], text
+
+
+def test_a_free_text_excludes_so_many_texts_at_most(backend, fits):
+    for most, end in ((MOST_EXCLUDED, "</a>"), (MOST_EXCLUDED + 1, "</a>"), (1, "")):
+        content = {"type": "any_text", "excludes": [f"\n{number}/" for number in range(most)]}
+        tag = {"type": "tag", "begin": "<a>", "content": content, "end": end}
+        guide = GuideSpec(kind="structural_tag", source=json.dumps({"format": tag}))
+        if most > MOST_EXCLUDED:
+            with pytest.raises(GuideError, match="excludes"):
+                program_text(guide, "llguidance", 64, backend.special_tokens)
+            continue
+        assert fits(guide, f"<a>0/ \n x{end}")
+        assert not fits(guide, f"<a>x\n0/{end}")
 
 
 def test_a_strict_tool_is_called_in_the_own_form_or_not_at_all(fits):

@@ -16,7 +16,8 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.runner.runner import ModelRunner
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 
 SIZE = 64

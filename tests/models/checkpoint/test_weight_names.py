@@ -10,7 +10,8 @@ from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 
 OLDER = {
     "model.language_model.": "language_model.model.",

@@ -18,7 +18,8 @@ from troupellm.models.layers import experts
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.memory.plan import block_bytes
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 
 LITE = {
     "architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944,

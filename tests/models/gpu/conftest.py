@@ -2,7 +2,8 @@
 
 import pytest
 
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.gpu.pretended_gpu import pretend_gpu
 
 

@@ -15,7 +15,8 @@ from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.gpu.sampling_tensors import ELSEWHERE, SamplingTensors, kind_of
 from troupellm.models.sampling.row_options import RowOptions
 from troupellm.protocol.messages.worker import RowChange, SamplingState, StepPlan
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
 from troupellm.tests.support.gpu.pretended_gpu import LateEvent

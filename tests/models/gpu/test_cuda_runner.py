@@ -16,7 +16,8 @@ from troupellm.models.proposers.base import ProposalBatch
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
 from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer, SpeculativeHost

@@ -14,7 +14,7 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, WorkerReady
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES, fresh_model
 from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
 from troupellm.tests.support.gpu.gpu_worker import Gpu, absent_gpu_worker
 from troupellm.tests.support.quantized.compressed_formats import SCHEMES, Writer
@@ -79,7 +79,7 @@ def new_row(row: int, ready: WorkerReady) -> NewRow:
 
 def write_family(folder: Path, name: str) -> Path:
     torch.manual_seed(5)
-    transformers.AutoModelForCausalLM.from_config(FAMILIES[name](), dtype=torch.bfloat16).save_pretrained(folder)
+    fresh_model(FAMILIES[name](), torch.bfloat16).save_pretrained(folder)
     return folder
 
 

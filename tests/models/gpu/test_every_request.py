@@ -16,7 +16,7 @@ from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling_checks import ThinkingMarks
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
 from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
-from troupellm.tests.support.checkpoints.decoder_pairs import SIZES
+from troupellm.tests.support.checkpoints.decoder_families import SIZES
 from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 from troupellm.tests.support.engines.fixtures import SETTINGS

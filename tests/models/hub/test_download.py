@@ -39,7 +39,7 @@ UNREAD = dict.fromkeys(
         "original/model.safetensors",
         "preprocessor_config.json",
         "evil/1_Pooling/config.json",
-        "2_Dense/model.safetensors",
+        "2_Other/model.safetensors",
         "optimizer.safetensors",
         ".gitattributes",
     ),

@@ -4,6 +4,7 @@ import tracemalloc
 
 import pytest
 
+from troupellm.models.hub.files import small_files
 from troupellm.models.hub.weight_files import INDEX, SINGLE, folder_weight_files, read_index, weight_files
 from troupellm.protocol.errors import ModelLoadError
 
@@ -100,3 +101,9 @@ def test_a_pipe_in_a_files_place_is_refused_and_a_broken_link_is_a_missing_file(
     (tmp_path / SINGLE).symlink_to("nowhere")
     with pytest.raises(ModelLoadError, match=r"^model\.safetensors is missing"):
         folder_weight_files(tmp_path)
+
+
+def test_modules_behind_a_model_are_read_beside_its_weights() -> None:
+    modules = ["1_LogitScore/config.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    others = ["2_Dense/pytorch_model.bin", "3_Other/config.json", "1_Pooling/model.safetensors"]
+    assert small_files([*modules, *others], with_tokenizer=False) == modules

@@ -22,7 +22,8 @@ from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner import runner as runner_module
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.protocol.config.setting_types import OnLoad
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 from troupellm.tests.support.engines.inside import runner_of
@@ -58,7 +59,7 @@ class Case:
 MODES = get_args(OnLoad)
 QUICK = [
     *map(Case, ("llama", "qwen3", "gemma2", "olmo2", "smollm3", "glm4", "mixtral", "qwen2_moe", "deepseek_v3")),
-    Case("gpt_oss"),
+    *map(Case, ("gpt_oss", "ministral3", "phi")),
     *(Case("llama", mode=mode) for mode in MODES),
     *(Case("llama", cache=cache) for cache in (INT8_CACHE, FP8_CACHE)),
     Case("gemma2", mode="int4", cache=FP8_CACHE),
@@ -69,6 +70,9 @@ QUICK = [
     Case("llama", threads=2),  # threads wait long for each other where other processes take theirs: few of them
 ]
 SLOW = [
+    *map(Case, ("minimax_m2", "exaone4", "ernie4_5_moe", "cohere2")),
+    *(Case(family, threads=2) for family in ("falcon", "gpt_neox", "nemotron")),
+    Case("phi", torch.bfloat16, "int8"),
     Case("qwen3", mode="int8", cache=INT8_CACHE, threads=2),
     *(Case("gpt_oss", mode=mode, cache=FP8_CACHE, threads=2) for mode in MODES),
     Case("llama", torch.bfloat16, compiled=False),

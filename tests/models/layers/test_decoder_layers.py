@@ -19,7 +19,8 @@ from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.tests.support.adapters.adapted_runner import Adapters
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 

@@ -8,7 +8,8 @@ import torch
 
 from troupellm.models.config.decoder_config import QueryGrowth
 from troupellm.models.layers.cache_layout import with_cache_groups
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 
 ORIGINAL = 16

@@ -17,7 +17,8 @@ from troupellm.models.quantization.fp8 import numbers
 from troupellm.models.runner.pooler import pool_whole
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.protocol.messages.worker import RowLogprobs, SamplingState
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 
 CPU = torch.device("cpu")

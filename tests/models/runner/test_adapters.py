@@ -18,7 +18,8 @@ from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.protocol.messages.worker import AdapterSlot
 from troupellm.tests.support.adapters.adapted_runner import Adapters
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import Driver, make_prompt
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer, SpeculativeHost

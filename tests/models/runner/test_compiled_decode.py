@@ -25,7 +25,8 @@ from troupellm.models.speculation.draft_length import DraftLength
 from troupellm.models.speculation.speculator import Options, Speculator
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer
 
@@ -221,7 +222,8 @@ def test_a_step_in_which_no_row_drafts_is_the_one_call_unless_the_proposer_is_sh
         return Speculator(proposer, rows, options, width, length=length, clock=lambda: next(ticks))
 
     found = []
-    for more in ({}, {"speculation": speculation}):
+    settings: tuple[dict[str, Any], ...] = ({}, {"speculation": speculation})
+    for more in settings:
         rows = Rows(make_runner(decoder, torch.float32, **more))
         new = tuple(rows.submit(row, make_prompt(5, seed=row), STATES[row]) for row in (0, 1))
         rows.run({0: 5, 1: 5}, new)

@@ -205,7 +205,7 @@ class Pattern:
     def limits(self, slots: np.ndarray, batch_size: int, most: np.ndarray) -> np.ndarray:
         return most
 
-    def learn(self, *seen: Any) -> None:
+    def learn(self, slots: np.ndarray, drafted: np.ndarray, kept: np.ndarray, proposing: float) -> None:
         """Learns nothing."""
 
 

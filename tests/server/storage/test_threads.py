@@ -88,6 +88,7 @@ async def test_a_conversation_that_is_held_counts_as_a_part_of_the_body(make_wir
     with pytest.raises(HttpError) as caught:
         await read_held(exchange, body, list[str], Limits(139, 1.0, anyio.CapacityLimiter(1)))
     assert caught.value.status == 413
+    assert "send a shorter conversation" in str(caught.value)
 
 
 def test_threads_are_bounded_by_number_and_by_size():

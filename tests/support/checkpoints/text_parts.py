@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import transformers
 
-from troupellm.tests.support.checkpoints.decoder_pairs import EXPERTS, GEMMA, IMAGES, LATENT, ROUTED, SIZES
+from troupellm.tests.support.checkpoints.decoder_families import EXPERTS, GEMMA, IMAGES, LATENT, ROUTED, SIZES
 
 SECTION = "text_config"
 TEXT: dict[str, Any] = {**SIZES, "tie_word_embeddings": False}
@@ -40,7 +40,7 @@ class TextPart(NamedTuple):
     moved: tuple[str, ...] | None = None
     """Where other writers have the decoder's section; empty is the top level, None the place of `transformers`."""
     architecture: str = ""
-    """What other writers call the model, where that differs."""
+    """The name of the model in the files of other writers, where that differs."""
 
 
 def sections(m: int, h: int, w: int, **more: Any) -> dict[str, Any]:
@@ -80,6 +80,17 @@ TEXT_PARTS: dict[str, TextPart] = {
             text_config={**TEXT, "model_type": "mistral", "sliding_window": 20}, vision_config=CLIP
         ),
         "MistralForCausalLM",
+        NEWER,
+    ),
+    "aya_vision": TextPart(
+        "AyaVisionForConditionalGeneration",
+        lambda: transformers.AyaVisionConfig(
+            # the scale of its logits is 1: around it, transformers forgets that factor
+            text_config={**TEXT, "model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
+            vision_config=SIGLIP,
+            tie_word_embeddings=True,
+        ),
+        "Cohere2ForCausalLM",
         NEWER,
     ),
     "internvl": TextPart(
@@ -143,6 +154,8 @@ TEXT_PARTS: dict[str, TextPart] = {
             text_config={**TEXT, "rope_parameters": sections(1, 1, 2, partial_rotary_factor=0.5)}, vision_config=SEEN
         ),
         "Glm4ForCausalLM",
+        {},
+        (),
     ),
     "glm4v_moe": TextPart(
         "Glm4vMoeForConditionalGeneration",
@@ -254,4 +267,4 @@ TEXT_PARTS: dict[str, TextPart] = {
     ),
 }
 AROUND_TEXT = ("kimi_k25", "minicpm_v", "phi4_multimodal")
-"""What their publishers' code wraps around: `transformers` does not write such files."""
+"""Decoders that their publishers' code wraps around: `transformers` does not write such files."""

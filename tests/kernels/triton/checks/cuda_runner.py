@@ -30,7 +30,8 @@ from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan
 from troupellm.tests.support.adapters.adapted_runner import Adapters
-from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 from troupellm.tests.support.checkpoints.hand_driver import make_prompt
 from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer, SpeculativeHost
 from troupellm.tests.support.workers.plan_script import Script

@@ -6,6 +6,7 @@ import pytest
 
 from troupellm.kernels.act_quant.triton_act_quant import LAUNCH, quantize_activation_kernel
 from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_increment import increment_kernel
 from troupellm.kernels.common.triton_offline import compile_for
 from troupellm.kernels.gated_act.triton_gate import GATE, GATE_QUANTIZED, gate_kernel, gate_quantized_kernel
 from troupellm.kernels.rms_norm.triton_norm import norm_launch, rms_norm_kernel
@@ -107,3 +108,7 @@ def test_gates_and_codes_compile_without_spills() -> None:
         check(
             quantize_activation_kernel, {"x": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}, LAUNCH, {}
         )
+
+
+def test_the_probe_compiles() -> None:
+    assert compile_for(increment_kernel, {"values": "*i32"}, Launch(), {"ELEMENTS": 16}).spilled_bytes == 0
