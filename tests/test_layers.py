@@ -91,7 +91,15 @@ TORCH_INSIDE_A_FUNCTION |= {"load_tests/peers/sides/transformers_side.py"}
 """One reports which torch there is, the others run transformers and vLLM to compare with; none loads it on import."""
 BENCHMARKS_OF_THE_STEP = tuple(
     f"load_tests/{name}"
-    for name in ("kernels/", "step/", "gpu/", "bench/kernels.py", "bench/step.py", "workers/host_time.py")
+    for name in (
+        "kernels/",
+        "step/",
+        "gpu/",
+        "bench/kernels.py",
+        "bench/step.py",
+        "bench/lora.py",
+        "workers/host_time.py",
+    )
 )
 """They measure kernels and models, and use torch as those do."""
 ASSEMBLY = ("engine", "llm", "remote")
