@@ -1,6 +1,7 @@
 """Where adapters come from that no call has loaded: folders below `lora_dir`, then plug-ins."""
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol
@@ -26,12 +27,13 @@ class LoraResolver(Protocol):
 class FolderResolver:
     """Adapters by the names of their folders."""
 
-    def __init__(self, roots: Sequence[str], threads: Threads) -> None:
-        self._roots = tuple(roots)
+    def __init__(self, roots: Sequence[str], threads: Threads, *, links: bool) -> None:
+        """links: follow links out of the roots."""
+        self._roots, self._links = tuple(roots), links
         self._threads = threads
 
     async def resolve(self, name: str) -> Path | None:
-        return await self._threads.run(find_below, self._roots, name)
+        return await self._threads.run(partial(find_below, self._roots, name, links=self._links))
 
 
 def installed_resolvers() -> list[LoraResolver]:

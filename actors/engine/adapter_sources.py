@@ -51,9 +51,12 @@ async def ask_library(system: System, make: Callable[[Done], AdapterMessage]) ->
 
 
 def adapter_sources(
-    config: LoraConfig, ready: WorkerReady, model_names: tuple[str, ...], threads: Threads
+    config: LoraConfig, ready: WorkerReady, model_names: tuple[str, ...], threads: Threads, *, links: bool
 ) -> AdapterSources | None:
     """Where an engine finds adapters; None where it serves none.
+
+    Args:
+        links: follow links out of `lora_dir`.
 
     Raises:
         ConfigError: the model or its device serves no adapters, or a plug-in cannot be loaded.
@@ -65,7 +68,7 @@ def adapter_sources(
             f"enable_lora: {ready.architecture} on {ready.device} serves no adapters; merge the adapter into the model",
             param="enable_lora",
         )
-    folders: list[LoraResolver] = [FolderResolver(config.dirs, threads)] if config.dirs else []
+    folders: list[LoraResolver] = [FolderResolver(config.dirs, threads, links=links)] if config.dirs else []
     return AdapterSources(
         registry=AdapterRegistry(model_names),
         resolvers=folders + installed_resolvers(),

@@ -68,9 +68,9 @@ def roots(tmp_path: Path) -> Path:
 
 
 def test_a_folder_below_a_root_is_found_by_its_name(roots: Path) -> None:
-    assert find_below([str(roots / "none"), str(roots)], "sql") == roots / "sql"
-    for name in ("empty", "nothing", "../secret", "/secret", "sql/../sql", ""):
-        assert find_below([str(roots)], name) is None
+    assert find_below([str(roots / "none"), str(roots)], "sql", links=False) == roots / "sql"
+    for name in ("empty", "nothing", "../secret", "/secret", "sql/../sql", "", "out"):
+        assert find_below([str(roots)], name, links=False) is None
 
 
 def test_a_load_call_may_name_a_folder_below_a_root(roots: Path) -> None:
@@ -91,6 +91,7 @@ def test_a_load_call_may_name_no_other_path(roots: Path, path: str) -> None:
 
 def test_a_link_out_is_followed_where_links_are_allowed(roots: Path) -> None:
     assert allowed_folder("out", [str(roots)], links=True) == roots / "out"
+    assert find_below([str(roots)], "out", links=True) == roots / "out"
 
 
 def test_without_a_root_no_load_call_reads_a_folder(roots: Path) -> None:
