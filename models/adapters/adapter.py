@@ -85,7 +85,12 @@ def read_adapter(
             adapter has a feature that is not served. Nothing large is read before sizes and names were checked.
     """
     settings = read_settings(folder)
-    places = {part.module: (site, number) for site in decoder_sites(model) for number, part in enumerate(site.parts)}
+    places = {
+        part.module: (site, number)
+        for site in decoder_sites(model)
+        for number, part in enumerate(site.parts)
+        if not (site.name == "qkv" and model.qkv_by_group)  # whose outputs lie in another order here
+    }
     known = _check_all(read_entries(folder), places, settings, max_rank)
     content = read_content(folder)
     try:

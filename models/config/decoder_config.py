@@ -214,7 +214,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {"q_proj": query, "k_proj": key, "v_proj": key}
 
     def gate_up(self, size: int) -> dict[str, int]:
-        """The same of the projections to gate and up of a feed-forward part of that inner size."""
+        """The same of the projections to gate and up of a feed-forward part of that inner size, or to up alone."""
+        if self.layer_norms is not None and self.layer_norms.ungated is not None:
+            return {"up_proj": size}
         return {"gate_proj": size, "up_proj": size} if self.gate_up_name is None else {self.gate_up_name: 2 * size}
 
     def rope_of(self, layer: int) -> RopeConfig | None:

@@ -14,7 +14,7 @@ from troupellm.kernels.linear import linear
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, LayerNormBlock
 from troupellm.models.layers.attention import Angles, KVPair, make_attention
-from troupellm.models.layers.feed_forward import FeedForward, FeedForwardPart
+from troupellm.models.layers.feed_forward import AddAdapters, FeedForward
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.projections import merged_linear
 
@@ -54,26 +54,37 @@ class UngatedFeedForward:
 
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
         """As `FeedForwardPart`."""
+        return linear(self._activated(linear(hidden, self.up)), self.down)
+
+    def adapted(self, hidden: Tensor, add_adapters: AddAdapters) -> Tensor:
+        """As `FeedForward.adapted`."""
         wide = linear(hidden, self.up)
+        add_adapters("gate_up", hidden, wide)
+        between = self._activated(wide)
+        down = linear(between, self.down)
+        add_adapters("down", between, down)
+        return down
+
+    def _activated(self, wide: Tensor) -> Tensor:
         if not self.up.invariant or wide.device.type != "cpu":
-            return linear(self._activation(wide), self.down)
+            return self._activation(wide)
         for row in wide:  # each as if it were alone: torch's last bits depend on a number's place in a tensor
             row.copy_(self._activation(row))
-        return linear(wide, self.down)
+        return wide
 
 
 class LayerNormLayer:
     """As `DecoderLayer`, of a model with a `LayerNormBlock`. Adds its parts to the residual and leaves no update."""
 
     def __init__(self, config: DecoderConfig, block: LayerNormBlock, layer: int, source: WeightSource) -> None:
-        prefix, norms = f"model.layers.{layer}", config.norms
+        self.number, prefix, norms = layer, f"model.layers.{layer}", config.norms
         self.before_attention = LayerNorm(config, block, source, f"{prefix}.{norms.before_attention}")
         self.attention = make_attention(config, layer, source)
         self.before_feed_forward: LayerNorm | None = None
         """None where both parts read the same norm."""
         if norms.before_feed_forward is not None:
             self.before_feed_forward = LayerNorm(config, block, source, f"{prefix}.{norms.before_feed_forward}")
-        self.feed_forward: FeedForwardPart
+        self.feed_forward: FeedForward | UngatedFeedForward
         if block.ungated is None:
             self.feed_forward = FeedForward(config, f"{prefix}.mlp", source, config.intermediate_size)
         else:
@@ -100,7 +111,10 @@ class LayerNormLayer:
             residual.add_(attended)
         if self.before_feed_forward is not None:
             normed = self.before_feed_forward(residual)
-        fed = self.feed_forward(normed, tokens)
+        if batch.adapters is None:
+            fed = self.feed_forward(normed, tokens)
+        else:
+            fed = self.feed_forward.adapted(normed, partial(batch.adapters.add, self.number, kept=keep is not None))
         return None, residual.add_(fed + attended if self._parallel else fed)
 
     def parts(self, rotation: int | None) -> FusedLayerWeights | None:

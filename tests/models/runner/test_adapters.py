@@ -64,7 +64,7 @@ def merged(pair: Pair, adapters: Adapters, name: str) -> Pair:
     """The model of transformers with an adapter's products added to its weights."""
     found = copy.copy(pair)
     found.reference = copy.deepcopy(pair.reference)
-    scales = {"two": 2.0, "all": 16 / 8**0.5, "head": 2.0}
+    scales = {"two": 2.0, "all": 16 / 8**0.5, "head": 2.0, "one": 2.0}
     modules = dict(found.reference.named_modules())
     tensors = adapters.tensors[name]
     for key in tensors:
@@ -235,6 +235,17 @@ def test_plans_that_name_no_adapter_that_is_there_are_refused(pair: Pair, adapte
     without.slots = adapters.changes("two")
     with pytest.raises(PlanError, match="is not prepared for slot 1"):
         without.run({})
+
+
+@pytest.mark.parametrize("family", ["nemotron", "cohere2"])
+def test_layers_with_layer_norms_take_adapters(family: str, tmp_path: Path) -> None:
+    """Feed-forward parts without a gate, and parts side by side."""
+    pair = Pair(tmp_path / "model", FAMILIES[family]())
+    adapters = Adapters(tmp_path, pair.config, {"one": {"rank": 4}, "other": {"names": ("down_proj",), "rank": 2}})
+    together = crowd(adapters, adapters.driver(pair), 7)
+    assert together["one"] == merged(pair, adapters, "one").greedy(PROMPT, NEW_TOKENS)
+    assert together[""] == pair.greedy(PROMPT, NEW_TOKENS)
+    assert len(set(map(tuple, together.values()))) == 3
 
 
 def test_other_families_mix_adapters_too(tmp_path: Path) -> None:
