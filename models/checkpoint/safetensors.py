@@ -184,9 +184,11 @@ class Checkpoint:
             return list(mx_experts(self, name, shape, self._dtype))
         if not self.has(name):
             return None
-        if not transposed or self.shape_of(name) == shape:  # some writers turn such tensors
+        experts, rows, columns = shape
+        turned = rows != columns and self.shape_of(name) == shape  # by some writers, which shows unless it is square
+        if not transposed or turned:
             return list(self.take(name, shape))
-        return [weight.t().contiguous() for weight in self.take(name, (shape[0], shape[2], shape[1]))]
+        return [weight.t().contiguous() for weight in self.take(name, (experts, columns, rows))]
 
     def has(self, name: str) -> bool:
         """True if such a tensor exists and has not been taken yet."""

@@ -55,6 +55,17 @@ def test_experts_in_one_tensor_are_those_apart(family: str, tmp_path: Path, monk
     assert torch.equal(logits(pair, read(tmp_path / "stacked"), monkeypatch), expected)
 
 
+def test_square_experts_lie_as_their_family_stores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of gpt-oss-20b in BF16 are square: their shape does not show which side the inputs are on."""
+    config = FAMILIES["gpt_oss"]()
+    config.intermediate_size = config.hidden_size
+    pair = Pair(tmp_path, config)
+    stored = load_file(tmp_path / FILE)["model.layers.0.mlp.experts.down_proj"]
+    assert stored.shape[1] == stored.shape[2]
+    got, expected = logits(pair, pair.decoder, monkeypatch), pair.logits(PROMPT)[-1]
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
 @pytest.fixture(scope="module")
 def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """gpt-oss with experts of random four-bit codes, in both engines; the reference has them from transformers' own
