@@ -30,6 +30,8 @@ DERIVED = (
 """Buffers that old checkpoints carry and that follow from config.json."""
 EXACT = (".e_score_correction_bias",)
 """Kept in the type that they are stored in: such numbers are large beside their differences, which choose experts."""
+ROUTER = ".gate.weight"
+"""Kept too where it is stored in float32, as by ERNIE 4.5 and MiniMax M2: it chooses experts as well."""
 
 
 class WeightSource(Protocol):
@@ -116,7 +118,8 @@ class Checkpoint:
             ModelLoadError: it is missing (or was taken before), or has another shape or an unreadable type.
         """
         tensor = self._read(name, shape, READABLE)
-        tensor = tensor if name.endswith(EXACT) else tensor.to(self._dtype)
+        exact = name.endswith(EXACT) or (name.endswith(ROUTER) and tensor.dtype == torch.float32)
+        tensor = tensor if exact else tensor.to(self._dtype)
         self._taken(tensor.nbytes)
         return tensor
 

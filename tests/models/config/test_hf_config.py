@@ -181,3 +181,12 @@ def test_values_that_files_with_experts_leave_out(tmp_path: Path) -> None:
     kinds = ("qwen3_vl_moe_text", "qwen3_moe")
     found = [describe(tmp_path, **qwen, model_type=kind).moe for kind in kinds]
     assert [moe and moe.renormalize for moe in found] == [True, False]
+
+
+def test_k_exaone_under_its_publishers_name(tmp_path: Path) -> None:
+    found = [
+        describe(tmp_path, architectures=[name], sliding_window=9, moe_intermediate_size=48)
+        for name in ("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM")
+    ]
+    assert found[0] == found[1]
+    assert found[0].architecture == "ExaoneMoeForCausalLM"
