@@ -30,6 +30,8 @@ DERIVED = (
 """Buffers that old checkpoints carry and that follow from config.json."""
 EXACT = (".e_score_correction_bias",)
 """Kept in the type that they are stored in: such numbers are large beside their differences, which choose experts."""
+ROUTER = ".gate.weight"
+"""Kept too where it is stored in float32, as by ERNIE 4.5 and MiniMax M2: it chooses experts as well."""
 
 
 class WeightSource(Protocol):
@@ -116,7 +118,8 @@ class Checkpoint:
             ModelLoadError: it is missing (or was taken before), or has another shape or an unreadable type.
         """
         tensor = self._read(name, shape, READABLE)
-        tensor = tensor if name.endswith(EXACT) else tensor.to(self._dtype)
+        exact = name.endswith(EXACT) or (name.endswith(ROUTER) and tensor.dtype == torch.float32)
+        tensor = tensor if exact else tensor.to(self._dtype)
         self._taken(tensor.nbytes)
         return tensor
 
@@ -184,9 +187,11 @@ class Checkpoint:
             return list(mx_experts(self, name, shape, self._dtype))
         if not self.has(name):
             return None
-        if not transposed or self.shape_of(name) == shape:  # some writers turn such tensors
+        experts, rows, columns = shape
+        turned = rows != columns and self.shape_of(name) == shape  # by some writers, which shows unless it is square
+        if not transposed or turned:
             return list(self.take(name, shape))
-        return [weight.t().contiguous() for weight in self.take(name, (shape[0], shape[2], shape[1]))]
+        return [weight.t().contiguous() for weight in self.take(name, (experts, columns, rows))]
 
     def has(self, name: str) -> bool:
         """True if such a tensor exists and has not been taken yet."""

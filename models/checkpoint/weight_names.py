@@ -26,7 +26,7 @@ TEXT_PARTS = (
 OTHER_PARTS = (
     "vision_tower", "vision_model", "visual", "mlp1", "vpm", "resampler", "connector", "multi_modal_projector",
     "mm_projector", "image_newline", "audio_tower", "embed_vision", "embed_audio", "embed_tokens_extend", "talker",
-    "token2wav", "code2wav", "mtp",
+    "token2wav", "code2wav", "mtp", "aligner", "vision_encoder", "vision_projection",
 )  # fmt: skip
 """The other parts of such checkpoints, which text alone never reaches."""
 WRAPPERS = ("", "model.", "thinker.")

@@ -37,6 +37,8 @@ _ROPE_KEYS = frozenset(
     }
 )  # fmt: skip
 """Others may change the rotation, and are refused. Sections are for images: in text all of them have one position."""
+_OF_SECTIONS = "interleaved"
+"""The order of sections in Qwen3-Omni's files; without sections it may mean something else."""
 
 
 class ConfigReader:
@@ -363,7 +365,8 @@ def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotar
     """A rotary embedding whose scaling is in a section of its own."""
     key = "rope_type" if scaling.has("rope_type") else "type"
     kind = scaling.choice(key, ROPES, "default")
-    unknown = next((name for name in scaling.values if name not in _ROPE_KEYS and scaling.is_on(name)), None)
+    known = _ROPE_KEYS | ({_OF_SECTIONS} if scaling.is_on("mrope_section") else set())
+    unknown = next((name for name in scaling.values if name not in known and scaling.is_on(name)), None)
     if unknown is not None:
         raise scaling.refuse(unknown, "is not supported")
     if scaling.number("extrapolation_factor", 1.0) != 1.0:

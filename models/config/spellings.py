@@ -22,5 +22,6 @@ SPELLINGS = {
     "MiMoForCausalLM": Spelling("Qwen2ForCausalLM"),
     "PhiMoEForCausalLM": Spelling("PhimoeForCausalLM"),
     "Ernie4_5_ForCausalLM": Spelling("Ernie4_5ForCausalLM"),
+    "ExaoneMoEForCausalLM": Spelling("ExaoneMoeForCausalLM"),
     "BertForPreTraining": Spelling("BertForMaskedLM"),
 }

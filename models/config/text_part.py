@@ -14,11 +14,13 @@ DTYPES = ("dtype", "torch_dtype")
 """Keys that count in the section only where the top level of the file has none."""
 TIED = "tie_word_embeddings"
 NESTED = (
-    "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "Gemma3ForConditionalGeneration",
+    "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration",
+    "DeepseekVLForConditionalGeneration", "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration", "Glm46VForConditionalGeneration",
     "Idefics3ForConditionalGeneration", "InternVLChatModel", "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
-    "Lfm2VlForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration", "LightOnOcrForConditionalGeneration",
+    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
     "LlavaNextVideoForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "Qwen2AudioForConditionalGeneration", "Qwen2_5OmniForConditionalGeneration",
     "Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration",
@@ -69,7 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": {"rms_norm_eps": 1e-05, "rope_theta": 1e6},
     "qwen2_vl_text": {"rms_norm_eps": 1e-05, "rope_theta": 1e6},
     "qwen3": {**_QWEN, "head_dim": 128},
-    "qwen3_omni_moe_text": {"rope_theta": 1e6},
+    "qwen3_omni_moe_text": {"rope_theta": 1e6, "norm_topk_prob": True},
     "qwen3_vl_moe_text": {"rope_theta": 5e5},
     "qwen3_vl_text": {"rope_theta": 5e5, "head_dim": 128},
     "glm4v_text": {"rms_norm_eps": 1e-05, "head_dim": None},
@@ -97,7 +99,7 @@ def text_document(reader: ConfigReader) -> tuple[ConfigReader, str]:
         raise reader.refuse(SECTIONS[0][0], f"must describe the decoder of {wrapper}")
     else:
         section, kind = reader, FLAT[wrapper] or _by_version(reader)
-    document = section.without("architectures").with_defaults(**DEFAULTS.get(kind, {}))
+    document = section.without("architectures").without(QUANTIZATION).with_defaults(**DEFAULTS.get(kind, {}))
     if any(reader.has(key) for key in DTYPES):
         document = document.without(DTYPES[0]).without(DTYPES[1])
         document = document.with_values(**{key: reader.values[key] for key in DTYPES if reader.has(key)})

@@ -10,8 +10,8 @@ from troupellm.models.families.deepseek import routed_experts
 
 ARCHITECTURES = ("Glm4MoeForCausalLM",)
 DEFAULTS: dict[str, Any] = {
-    "rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
-    "first_k_dense_replace": 1, "norm_topk_prob": True,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "norm_topk_prob": True,
 }  # fmt: skip
 """Values that the reference implementation assumes where config.json has none."""
 

@@ -28,6 +28,8 @@ LATENT: dict[str, Any] = {
 def describe(reader: ConfigReader) -> DecoderConfig:
     """Build the description from the config.json of these families."""
     section = rope_section(reader)
+    if not section.values:  # the reference implementation would stretch one model's rotation
+        raise reader.refuse("rope_parameters", "must describe the rotation")
     rotation = {key: value for key, value in section.values.items() if key not in BESIDE}
     plain = reader.without("rope_scaling").with_values(rope_parameters=rotation)
     model = _latent(plain.with_defaults(**LATENT)) if "Mistral4" in architecture_of(reader) else _llama(plain)
@@ -44,6 +46,7 @@ def _llama(reader: ConfigReader) -> DecoderConfig:
 
 
 def _latent(reader: ConfigReader) -> DecoderConfig:
-    third = deepseek.routed_experts(reader, third=True)
+    reader.choice("scoring_func", ("softmax",), "softmax")
+    third = deepseek.routed_experts(reader.without("scoring_func"), third=True)
     moe = msgspec.structs.replace(third, scoring="softmax", choice_bias=False, wide_router=False)
     return deepseek.latent_decoder(reader, moe, interleaved=reader.flag("rope_interleave", True))

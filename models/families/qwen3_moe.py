@@ -1,5 +1,5 @@
 """Qwen3-MoE: Qwen3 with experts; if it has a window, all layers have it. Qwen3-VL stores all experts of a layer in one
-tensor, inputs before outputs.
+tensor, inputs before outputs, and always makes the weights of a token's experts add up to one.
 """
 
 import msgspec
@@ -20,12 +20,13 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     windows = (window,) * reader.integer("num_hidden_layers")
     config = decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)
     num_experts, top_k = expert_counts(reader, 128, 8)
+    with_images = reader.values.get("model_type") == WITH_IMAGES
     moe = MoeConfig(
         layers=sparse_layers(reader),
         num_experts=num_experts,
         top_k=top_k,
         intermediate_size=reader.integer("moe_intermediate_size", 768),
-        renormalize=reader.flag("norm_topk_prob", False),
-        names=ExpertNames(transposed=reader.values.get("model_type") == WITH_IMAGES),
+        renormalize=reader.flag("norm_topk_prob", with_images),
+        names=ExpertNames(transposed=with_images),
     )
     return msgspec.structs.replace(config, moe=moe)

@@ -38,7 +38,8 @@ class Experts:
         """
         router, count, hidden = f"{prefix}.{moe.names.router}", moe.num_experts, config.hidden_size
         bias = source.take(f"{router}.bias", (count,)) if moe.bias else None
-        self._wide, weight = moe.wide_router, source.take(f"{router}.weight", (count, hidden))
+        weight = source.take(f"{router}.weight", (count, hidden))
+        self._wide = moe.wide_router or weight.dtype == torch.float32
         self.router = pack(weight.float() if self._wide else weight, bias)
         self.choice_bias: Tensor | None = None
         if moe.choice_bias:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from troupellm.kernels.linear import linear
 from troupellm.models.checkpoint.safetensors import Checkpoint, RandomWeights
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.layers.decoder import Decoder
@@ -53,6 +54,30 @@ def test_experts_in_one_tensor_are_those_apart(family: str, tmp_path: Path, monk
     assert "model.layers.0.mlp.experts.gate_up_proj" in stacked - apart
     expected = logits(pair, read(tmp_path / "apart"), monkeypatch)
     assert torch.equal(logits(pair, read(tmp_path / "stacked"), monkeypatch), expected)
+
+
+def test_square_experts_lie_as_their_family_stores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of gpt-oss-20b in BF16 are square: their shape does not show which side the inputs are on."""
+    config = FAMILIES["gpt_oss"]()
+    config.intermediate_size = config.hidden_size
+    pair = Pair(tmp_path, config)
+    stored = load_file(tmp_path / FILE)["model.layers.0.mlp.experts.down_proj"]
+    assert stored.shape[1] == stored.shape[2]
+    got, expected = logits(pair, pair.decoder, monkeypatch), pair.logits(PROMPT)[-1]
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_router_in_float32_keeps_its_bits_in_a_model_of_fewer(tmp_path: Path) -> None:
+    """ERNIE 4.5, GLM-4.5 and MiniMax M2 are published so."""
+    pair = Pair(tmp_path, FAMILIES["minimax_m2"]())
+    routers = {name: tensor for name, tensor in load_file(tmp_path / FILE).items() if name.endswith(".gate.weight")}
+    stored = next(tensor for name, tensor in routers.items() if ".layers.0." in name)
+    decoder = Decoder(pair.config, Checkpoint(tmp_path, torch.bfloat16), max_model_len=MAX_LEN)
+    part, hidden = decoder.layers[0].feed_forward, torch.randn(5, 64).bfloat16()
+    assert isinstance(part, Experts)
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(hidden.float(), part.router), hidden.float() @ stored.t())
+        assert part(hidden, 5).dtype == torch.bfloat16
 
 
 @pytest.fixture(scope="module")

@@ -319,6 +319,14 @@ def test_a_published_file_means_the_same(tmp_path: Path, name: str) -> None:
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling must say the same"),
         ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}, "rope_scaling.alpha is not supported"),
         ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling.rope_type must be one of"),
+        (
+            {"architectures": ["Ministral3ForCausalLM"], "rope_scaling": None},  # transformers would assume YaRN
+            "rope_parameters must describe the rotation",
+        ),
+        (
+            {"architectures": ["Mistral4ForCausalLM"], "scoring_func": "sigmoid"},
+            'scoring_func must be one of softmax, got "sigmoid"',
+        ),
     ],
 )
 def test_what_would_be_computed_otherwise_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

@@ -47,6 +47,8 @@ LIKE_OTHERS = (
     "smolvlm",
     "idefics3",
     "voxtral",
+    "deepseek_vl",
+    "lighton_ocr",
 )
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in TEXT_PARTS]
 
@@ -171,6 +173,27 @@ def test_keys_at_the_top_of_the_file_count_for_the_text(tmp_path: Path) -> None:
     assert values["quantization_config"] == packed
     assert values["hidden_size"] == 4096
     assert values["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_a_section_that_quantizes_nothing_does_not_count(tmp_path: Path) -> None:
+    off = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
+    values = described(tmp_path, text_config={**LLAVA["text_config"], "quantization_config": off})
+    assert "quantization_config" not in values
+
+
+def test_the_first_files_of_glm_4_1v_have_no_section_for_text() -> None:
+    """GLM-4.1V-9B-Thinking, smaller."""
+    text: dict[str, Any] = {
+        "attention_bias": True, "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96,
+        "max_position_embeddings": 65536, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "vocab_size": 300,
+        "rope_scaling": {"type": "default", "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+    file = {"architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v", "torch_dtype": "bfloat16"}
+    nested = {**file, "text_config": {**text, "model_type": "glm4v_text"}}
+    flat, parted = (describe_decoder(served_part(ConfigReader(values))[0]) for values in ({**file, **text}, nested))
+    assert flat == parted
+    assert (flat.architecture, flat.rotary_dim, flat.text_part) == ("Glm4ForCausalLM", 8, True)
 
 
 @pytest.mark.parametrize(

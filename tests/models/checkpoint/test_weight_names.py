@@ -54,6 +54,13 @@ def test_older_and_newer_names_are_the_same_model(pair: Pair, tmp_path: Path) ->
     assert set(newer) != set(renamed(newer, OLDER))
 
 
+@pytest.mark.parametrize("part", ["model.aligner.fc1", "model.vision_encoder.norm", "model.vision_projection.norm"])
+def test_parts_of_deepseek_vl_and_lighton_ocr_are_left_out(pair: Pair, part: str, tmp_path: Path) -> None:
+    tensors = load_file(pair.folder / "model.safetensors")
+    save_file(tensors | {f"{part}.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert torch.equal(read(pair, tmp_path).norm, pair.decoder.norm)
+
+
 def test_a_part_that_nobody_knows_is_refused(pair: Pair, tmp_path: Path) -> None:
     tensors = load_file(pair.folder / "model.safetensors")
     save_file(tensors | {"video_tower.weight": torch.zeros(2)}, tmp_path / "model.safetensors")

@@ -66,6 +66,10 @@ def test_defaults_of_a_small_file(tmp_path: Path) -> None:
             "config.json: rope_scaling.llama_4_scaling_beta is not supported, got 0.1",
         ),
         (
+            {"rope_scaling": {"type": "default", "interleaved": True}},
+            "config.json: rope_scaling.interleaved is not supported, got true",
+        ),
+        (
             {"rope_scaling": {"type": "yarn", "factor": 4.0, "extrapolation_factor": 0.5}},
             "config.json: rope_scaling.extrapolation_factor must be 1.0, got 0.5",
         ),
@@ -128,6 +132,8 @@ def test_factors_that_no_rotation_can_be_made_of_are_refused(tmp_path: Path, num
 def test_sections_for_images_do_not_turn_text(tmp_path: Path) -> None:
     sections = {"mrope_section": [2, 3, 3], "mrope_interleaved": True, "rope_type": "default"}
     assert describe(tmp_path, rope_scaling=sections) == describe(tmp_path)
+    omni = {**sections, "interleaved": True, "type": "default"}
+    assert describe(tmp_path, rope_scaling=omni) == describe(tmp_path), "as Qwen3-Omni's files say it"
 
 
 def test_a_model_that_attends_by_chunks_is_served_as_far_as_the_first(tmp_path: Path) -> None:
@@ -162,3 +168,25 @@ def test_biases_and_norms_of_the_families(tmp_path: Path) -> None:
     assert (qwen2.qkv_bias, qwen2.out_bias, qwen2.mlp_bias, qwen2.qk_norm) == (True, False, False, "none")
     qwen3 = describe(tmp_path, architectures=["Qwen3ForCausalLM"])
     assert (qwen3.qkv_bias, qwen3.out_bias, qwen3.mlp_bias, qwen3.qk_norm) == (False, False, False, "head")
+
+
+def test_values_that_files_with_experts_leave_out(tmp_path: Path) -> None:
+    experts = {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
+    glm = describe(tmp_path, architectures=["Glm4MoeForCausalLM"], num_attention_heads=16, **experts)
+    assert glm.num_kv_heads == 8, "as the models' own code"
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    mistral = {"architectures": ["Mistral4ForCausalLM"], "rope_parameters": rope, **experts}
+    assert describe(tmp_path, **mistral, scoring_func="softmax") == describe(tmp_path, **mistral)
+    qwen = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4}
+    kinds = ("qwen3_vl_moe_text", "qwen3_moe")
+    found = [describe(tmp_path, **qwen, model_type=kind).moe for kind in kinds]
+    assert [moe and moe.renormalize for moe in found] == [True, False]
+
+
+def test_k_exaone_under_its_publishers_name(tmp_path: Path) -> None:
+    found = [
+        describe(tmp_path, architectures=[name], sliding_window=9, moe_intermediate_size=48)
+        for name in ("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM")
+    ]
+    assert found[0] == found[1]
+    assert found[0].architecture == "ExaoneMoeForCausalLM"

@@ -140,7 +140,6 @@ TEXT_PARTS: dict[str, TextPart] = {
             text_config={
                 **EXPERTS,
                 "head_dim": 32,
-                "norm_topk_prob": True,
                 "tie_word_embeddings": False,
                 "rope_parameters": sections(6, 5, 5, mrope_interleaved=True),
             },
@@ -238,6 +237,22 @@ TEXT_PARTS: dict[str, TextPart] = {
         ),
         "LlamaForCausalLM",
         NEWER,
+    ),
+    "deepseek_vl": TextPart(
+        "DeepseekVLForConditionalGeneration",
+        lambda: transformers.DeepseekVLConfig(
+            text_config={**TEXT, "model_type": "llama"}, vision_config=SIGLIP, tie_word_embeddings=False
+        ),
+        "LlamaForCausalLM",
+    ),
+    "lighton_ocr": TextPart(
+        "LightOnOcrForConditionalGeneration",
+        lambda: transformers.LightOnOcrConfig(
+            text_config={**TEXT, "model_type": "qwen3", "head_dim": 32},
+            vision_config=PIXTRAL,
+            tie_word_embeddings=False,
+        ),
+        "Qwen3ForCausalLM",
     ),
     "kimi_k25": TextPart(
         "DeepseekV3ForCausalLM",
