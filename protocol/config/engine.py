@@ -59,7 +59,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         OnLoad | StoredAs | None,
         _help("how a plain checkpoint is quantized while it is read (int8 and fp8: inputs too), or how it is stored"),
     ] = None
-    gguf_inputs: Annotated[Literal["int16", "int8"], _help("inputs of GGUF blocks on a CPU; int8: faster")] = "int16"
+    gguf_inputs: Annotated[Literal["int16", "int8"], _help("to what a CPU rounds the inputs of GGUF blocks")] = "int16"
     max_model_len: Annotated[
         PositiveInt | Auto, _help("context length; auto: the model's own, as far as the KV cache holds it")
     ] = "auto"
