@@ -57,7 +57,7 @@ class Table4(QuantizedWeight):
         first = parts[0]
         if any(part.scale.shape[1] != first.scale.shape[1] for part in parts):
             raise Unmergeable("weights with different runs")
-        if any(not torch.equal(part.table, first.table) for part in parts):
+        if any(part.table is not first.table and not torch.equal(part.table, first.table) for part in parts):
             raise Unmergeable("weights with different tables")
         codes, scale = torch.cat([part.codes for part in parts]), torch.cat([part.scale for part in parts])
         return cls(codes, first.table, scale, dtype=first.dtype)

@@ -128,6 +128,10 @@ async def test_A4_declared_oversize_is_refused_without_reading(tiny_engine):
 async def test_A4_chunked_body_is_refused_where_it_crosses_the_cap(tiny_engine):
     cap, piece = MEBIBYTE, b"10000\r\n" + b" " * 65_536 + b"\r\n"
     async with tiny_engine() as engine, under_attack(engine, server_config(max_body_bytes=cap)) as attacked:
+        for path in PATHS:  # the code that answers is loaded by then
+            small = await attacked.served.raw(http_request(path, b"{"))
+            await small.read_until(b"invalid_json")
+            await small.close()
         before = resident_bytes()
         for path in PATHS:
             start = http_request(path, b"", content_length="", transfer_encoding="chunked")

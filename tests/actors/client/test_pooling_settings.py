@@ -82,10 +82,10 @@ async def test_modules_that_are_not_built_are_refused(tmp_path: Path) -> None:
         async with Engine(tmp_path, device="cpu"):
             pass
     modules = msgspec.json.decode((tmp_path / "modules.json").read_bytes())
-    modules.append({"path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append({"path": "3_CNN", "type": "sentence_transformers.models.CNN"})
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     (tmp_path / "modules.json").write_bytes(msgspec.json.encode(modules))
-    with pytest.raises(ModelLoadError, match="module Dense is not supported"):
+    with pytest.raises(ModelLoadError, match="module CNN is not supported"):
         async with Engine(tmp_path, device="cpu"):
             pass
 

@@ -55,6 +55,7 @@ class Recorded:
             "empty_cache": lambda: self.note("empty"),
             "graph_pool_handle": lambda: "a pool",
             "mem_get_info": lambda device: (self.free, 4000),
+            "current_blas_handle": lambda: self.calls.append("cuBLAS"),
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
 
@@ -64,6 +65,7 @@ class Recorded:
             self.unlocked.append(call)
 
 
+WORKSPACE = [("on", "a stream of priority -1"), "cuBLAS", "off"]
 CAPTURE = [("on", "a stream of priority -1"), ("begin", "a pool", "thread_local"), "body", "end", "off"]
 
 
@@ -72,7 +74,7 @@ def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: p
     gpu = CudaDevice()
     for _ in range(2):
         graph = gpu.capture(lambda: cuda.calls.append("body"))
-    assert cuda.calls == ["synchronize", "empty", *CAPTURE, "synchronize", *CAPTURE]
+    assert cuda.calls == ["synchronize", *WORKSPACE, "empty", *CAPTURE, "synchronize", *CAPTURE]
     assert gpu.graph_bytes == 200
     graph.replay()
     assert cuda.calls[-1] == "replay"

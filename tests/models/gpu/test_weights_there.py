@@ -63,7 +63,7 @@ def test_a_product_keeps_its_weight_on_the_device(name: str) -> None:
         bias = torch.zeros(ROWS, dtype=torch.bfloat16, device=CUDA)
         packed = pack(moved(ALL[name], CUDA), bias)
         assert there(packed.weight)
-        assert (packed.fast is None) == ("e5m2" in name or name == "mxfp4")
+        assert (packed.fast is None) == ("e5m2" in name or name in ("mxfp4", "nvfp4"))
         x = torch.zeros(20, COLUMNS, dtype=torch.float32 if packed.fast is None else torch.bfloat16, device=CUDA)
         assert there(linear(x, packed) if packed.fast is not None else packed.weight)
     assert bool(launches) == (packed.fast is not None)

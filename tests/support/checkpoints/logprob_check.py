@@ -12,9 +12,11 @@ CUTS = ((0, 13), (13, len(PROMPT) - 13))
 NEW_TOKENS = 6
 BLOCKS = 16
 TOLERANCE = 5e-4
+ROUNDED = 2e-3
+"""Where products round their inputs to fifteen bits, as a CPU's with the blocks of a GGUF file do."""
 
 
-def check_logprobs(worker: ModelWorker, model: transformers.PreTrainedModel) -> None:
+def check_logprobs(worker: ModelWorker, model: transformers.PreTrainedModel, tolerance: float = TOLERANCE) -> None:
     """Compute a prompt in two pieces and then greedy tokens one by one.
 
     Each given token and each sampled one has transformers' log-probability, and sampled ones are the most likely.
@@ -49,9 +51,9 @@ def check_logprobs(worker: ModelWorker, model: transformers.PreTrainedModel) -> 
         expected = model(torch.tensor([tokens])).logits[0, :-1].float().log_softmax(-1)
     own = torch.tensor([found[position] for position in range(1, len(tokens))])
     chosen = expected.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-    torch.testing.assert_close(own, chosen, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(own, chosen, atol=tolerance, rtol=0)
     behind = expected.max(-1).values - chosen
-    assert behind[len(PROMPT) - 1 :].max() <= TOLERANCE
+    assert behind[len(PROMPT) - 1 :].max() <= tolerance
 
 
 def _by_position(part: RowLogprobs) -> dict[int, float]:
