@@ -145,7 +145,8 @@ async def test_A4_chunked_body_is_refused_where_it_crosses_the_cap(tiny_engine):
             whole = await attacked.served.raw(start + piece * (cap // 65_536) + b"0\r\n\r\n")
             assert b'"invalid_json"' in await whole.read_until(b"invalid_json"), "a body of the cap itself is read"
             await whole.close()
-        assert resident_bytes() - before < cap + 4 * MEBIBYTE
+        client = 2 * cap  # it is in this process: a whole body, and the part that the socket has not taken
+        assert resident_bytes() - before < cap + client + 4 * MEBIBYTE
 
 
 TARGETS = [
