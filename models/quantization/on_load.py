@@ -40,7 +40,7 @@ def int4(weight: Tensor) -> Weight:
 
 
 def int4_blocks(weight: Tensor, *, coarse: bool) -> Weight:
-    """A weight in the blocks of GGUF files, in which a CPU computes; it stays as it is if no block divides its inputs."""
+    """A weight in the blocks of GGUF files, in which a CPU computes; it stays as it is if no block fits."""
     layout = block_layout(COARSE_BITS if coarse else FINE_BITS, weight.shape[1])
     return weight if layout is None else quantize_blocks(weight, layout)
 
