@@ -7,7 +7,7 @@ from troupellm.kernels.quantized_linear import held_bytes
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.memory.stored_size import StoredSize
 from troupellm.models.memory.weight_count import products, weight_count
-from troupellm.models.quantization.on_load import WITH_HEAD, outline_on_load
+from troupellm.models.quantization.on_load import WITH_HEAD, int4_blocks_outline, outline_on_load
 from troupellm.protocol.config.setting_types import OnLoad
 
 
@@ -37,6 +37,8 @@ def weight_bytes(
         tied = product.head and model.tie_word_embeddings
         if mode is not None and (mode in WITH_HEAD or not product.head):
             outline = outline_on_load(mode, product.rows, product.columns)
+            if mode == "int4" and device.type == "cpu":
+                outline = int4_blocks_outline(product.rows, product.columns, coarse=product.gate_up)
         if outline is not None:
             total += product.number * held_bytes(outline, device, dtype, experts=product.experts)
             plain -= 0 if tied else numbers

@@ -17,6 +17,8 @@ class Product(NamedTuple):
     experts: bool = False
     head: bool = False
     """The vocabulary's, which may be the embedding once more."""
+    gate_up: bool = False
+    """The first one of a gated part."""
 
 
 def products(model: DecoderConfig) -> Iterator[Product]:
@@ -30,7 +32,7 @@ def products(model: DecoderConfig) -> Iterator[Product]:
         gated += [(sparse * moe.num_experts, moe.intermediate_size, True), (sparse, moe.shared_size, False)]
     halves = 1 if _ungated(model) else 2
     for count, size, experts in gated:
-        yield Product(count, halves * size, hidden, experts)
+        yield Product(count, halves * size, hidden, experts, gate_up=halves == 2)
         yield Product(count, hidden, size, experts)
     if model.head == "lm":
         yield Product(1, model.vocab_size, hidden, head=True)

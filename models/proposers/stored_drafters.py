@@ -80,9 +80,9 @@ def source_of(
         names: prefixes of names that layers ask for, and the checkpoint's prefixes for them.
     """
     source: WeightSource = RenamedWeights(stored, with_prefixes(names))
-    if config.quantization is not None:
-        source = QuantizeOnLoad(source, config.quantization)
-    return source if device.type == "cpu" else OnDevice(source, device)
+    if device.type != "cpu":
+        source = OnDevice(source, device)
+    return source if config.quantization is None else QuantizeOnLoad(source, config.quantization)
 
 
 def method_of(folder: Path) -> Method:

@@ -13,11 +13,18 @@ from troupellm.kernels.quantized_linear import (
     QuantizedWeight,
     Weight,
 )
+from troupellm.kernels.quantized_linear.gguf import blocks_outline
+from troupellm.kernels.quantized_linear.gguf_search import block_layout, quantize_blocks
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.protocol.config.setting_types import OnLoad
 
 INT4_GROUPS = (128, 32)
 """The first that divides the inputs is taken."""
+FINE_BITS = 6
+COARSE_BITS = 4
+COARSE = ("gate_proj", "up_proj", "gate_up_proj", ".w1", ".w3")
+"""Ends of names of weights that have `COARSE_BITS` under int4 on a CPU; the others, whose errors cost more, have
+`FINE_BITS`. They are about half of a model."""
 HEAD = "lm_head"
 
 
@@ -30,6 +37,12 @@ def int4(weight: Tensor) -> Weight:
     """A weight whose inputs no group divides stays as it is."""
     size = int4_group(weight.shape[1])
     return weight if size is None else Int4Group.quantize(weight, size)
+
+
+def int4_blocks(weight: Tensor, *, coarse: bool) -> Weight:
+    """A weight in the blocks of GGUF files, in which a CPU computes; it stays as it is if no block fits."""
+    layout = block_layout(COARSE_BITS if coarse else FINE_BITS, weight.shape[1])
+    return weight if layout is None else quantize_blocks(weight, layout)
 
 
 QUANTIZE: dict[OnLoad, Callable[[Tensor], Weight]] = {
@@ -52,6 +65,12 @@ def outline_on_load(mode: OnLoad, rows: int, columns: int) -> Outline | None:
         case "int4":
             size = int4_group(columns)
             return None if size is None else Outline("int4", rows, columns, size, offsets=True)
+
+
+def int4_blocks_outline(rows: int, columns: int, *, coarse: bool) -> Outline | None:
+    """Outline of a weight of this shape after `int4_blocks`; None if it is not quantized."""
+    layout = block_layout(COARSE_BITS if coarse else FINE_BITS, columns)
+    return None if layout is None else blocks_outline(layout, rows, columns)
 
 
 WITH_HEAD: frozenset[OnLoad] = frozenset({"int8", "int8-weight-only"})
@@ -84,7 +103,7 @@ class QuantizeOnLoad:
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         weight = self._source.linear(name, shape)
         whole = name == "score" or name.endswith(TURNED) or (name == HEAD and not self._head)
-        return weight if whole else quantized(weight, self._mode)
+        return weight if whole else self._quantized(name, weight)
 
     def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
         return self._source.embedding(name, shape)
@@ -97,7 +116,12 @@ class QuantizeOnLoad:
         weights = self._source.stacked(name, shape, transposed=transposed)
         if weights is None:
             return None
-        return [quantized(weight, self._mode) for weight in weights]
+        return [self._quantized(name, weight) for weight in weights]
+
+    def _quantized(self, name: str, weight: Weight) -> Weight:
+        if self._mode == "int4" and isinstance(weight, Tensor) and weight.device.type == "cpu":
+            return int4_blocks(weight, coarse=name.endswith(COARSE))
+        return quantized(weight, self._mode)
 
     def has(self, name: str) -> bool:
         return self._source.has(name)
