@@ -58,7 +58,7 @@ def written(folder: Path, config: Any) -> tuple[Path, Any]:
 @pytest.mark.parametrize("config", [mistral3, aya_vision])
 def test_text_in_eight_bits_is_the_whole_model_in_text(tmp_path: Path, config: Any) -> None:
     folder, model = written(tmp_path, config())
-    worker, seen = load(folder)
+    worker, seen = load(folder, model_impl="transformers" if config is aya_vision else "auto")
     check_tokens(model, tokens_of(worker))
     worker.close()
     details = [progress.detail for progress in seen]
