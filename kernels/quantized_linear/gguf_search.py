@@ -58,7 +58,7 @@ def quantize_blocks(weight: Tensor, layout: str) -> GgufBlocks:
     require(float(weight.abs().amax()) <= torch.finfo(torch.float16).max, "weights beyond float16 have no blocks")
     groups = weight.reshape(-1, LAYOUTS[layout].weights)
     step = SLAB_GROUPS * GROUP // groups.shape[1]
-    pieces = [QUANTIZED[layout](piece.float()) for piece in groups.split(step)]
+    pieces = [QUANTIZED[layout](piece.float()) for piece in torch.split(groups, step)]
     data = torch.cat(pieces).view(weight.shape[0], -1)
     return GgufBlocks(data, layout, dtype=weight.dtype)
 

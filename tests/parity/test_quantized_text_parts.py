@@ -55,12 +55,20 @@ def written(folder: Path, config: Any) -> tuple[Path, Any]:
     return quantized, transformers.AutoModelForImageTextToText.from_pretrained(plain).eval()
 
 
-@pytest.mark.parametrize("config", [mistral3, aya_vision])
-def test_text_in_eight_bits_is_the_whole_model_in_text(tmp_path: Path, config: Any) -> None:
+@pytest.mark.parametrize(
+    ("config", "impl", "said"),
+    [
+        (mistral3, "auto", "products: 8 fp8, 1 plain"),
+        (aya_vision, "auto", "products: 8 fp8, 1 plain"),
+        (aya_vision, "transformers", "products: 14 fp8, 1 plain"),
+    ],
+)
+def test_text_in_eight_bits_is_the_whole_model_in_text(tmp_path: Path, config: Any, impl: str, said: str) -> None:
     folder, model = written(tmp_path, config())
-    worker, seen = load(folder, model_impl="transformers" if config is aya_vision else "auto")
+    worker, seen = load(folder, model_impl=impl)
     check_tokens(model, tokens_of(worker))
     worker.close()
     details = [progress.detail for progress in seen]
-    assert "products: 8 fp8, 1 plain" in details
+    assert said in details
+    assert any("by the code of transformers" in detail for detail in details) == (impl == "transformers")
     assert any("calibrated input scales are not used" in detail for detail in details)
