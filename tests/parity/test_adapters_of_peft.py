@@ -60,9 +60,9 @@ ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     "chunks": {"max_num_batched_tokens": 16, "block_size": 4},
-    "few blocks": {"num_gpu_blocks_override": 24, "block_size": 4, "max_model_len": 64},
+    "few blocks": {"num_gpu_blocks_override": 48, "block_size": 4, "max_model_len": 64},
 }
-"""The last one preempts."""
+"""In the last one requests wait for blocks."""
 PROMPTS = [make_prompt(length, seed=length) for length in (5, 23)]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
