@@ -70,11 +70,11 @@ async def test_a_folder_as_tools_publish_it_answers_as_the_plain_one(tmp_path: P
         (lambda folder: (folder / SINGLE).write_bytes(POINTER), f"{SINGLE} is a Git LFS pointer"),
         (configured(architectures=["MyForCausalLM"], auto_map={"AutoModel": "m.M"}), "needs its own Python code"),
         (
-            configured(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+            configured(quantization_config={"quant_method": "eetq", "weights": "int8"}),
             "quantization_config.quant_method must be one of",
         ),
     ],
-    ids=["cut", "pointer", "own code", "bitsandbytes"],
+    ids=["cut", "pointer", "own code", "eetq"],
 )
 async def test_a_folder_that_cannot_be_served_exits_3_with_the_reason(
     tmp_path: Path, change: Callable[[Path], object], said: str
