@@ -196,7 +196,7 @@ class System:
         return self._library
 
     async def _prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
-        if self._worker.restarting is not None:  # what a lost worker reads may count as the next one's
+        if self._worker.restarting is not None:  # a read of a lost worker may count as the next one's
             return ADAPTERS_GONE
         return await self._parts.worker_host.prepare_adapter(digest, folder)
 

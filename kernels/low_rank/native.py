@@ -124,7 +124,7 @@ class LayerWeights:
 
 
 class LayerAdapters:
-    """What adapters add to the products of all layers in one step: `struct Adapters` of decoder_layers.h."""
+    """The additions of adapters to the products of all layers in one step: `struct Adapters` of decoder_layers.h."""
 
     __slots__ = ("_held", "pointer")
 

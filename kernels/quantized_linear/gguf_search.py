@@ -55,7 +55,7 @@ def quantize_blocks(weight: Tensor, layout: str) -> GgufBlocks:
     Raises:
         ValueError: a number is too large for float16 scales, or is not finite.
     """
-    require(float(weight.abs().amax()) <= torch.finfo(torch.float16).max, "weights beyond float16 have no blocks")
+    require(float(weight.abs().amax()) <= torch.finfo(torch.float16).max, "int4 needs finite numbers of at most 65504")
     groups = weight.reshape(-1, LAYOUTS[layout].weights)
     step = SLAB_GROUPS * GROUP // groups.shape[1]
     pieces = [QUANTIZED[layout](piece.float()) for piece in torch.split(groups, step)]

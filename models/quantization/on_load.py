@@ -17,6 +17,7 @@ from troupellm.kernels.quantized_linear.gguf import blocks_outline
 from troupellm.kernels.quantized_linear.gguf_search import block_layout, quantize_blocks
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.protocol.config.setting_types import OnLoad
+from troupellm.protocol.errors import ModelLoadError
 
 INT4_GROUPS = (128, 32)
 """The first that divides the inputs is taken."""
@@ -120,7 +121,10 @@ class QuantizeOnLoad:
 
     def _quantized(self, name: str, weight: Weight) -> Weight:
         if self._mode == "int4" and isinstance(weight, Tensor) and weight.device.type == "cpu":
-            return int4_blocks(weight, coarse=name.endswith(COARSE))
+            try:
+                return int4_blocks(weight, coarse=name.endswith(COARSE))
+            except ValueError as error:
+                raise ModelLoadError(f"tensor {name}: {error}", hint="use --quantization int8 or none") from error
         return quantized(weight, self._mode)
 
     def has(self, name: str) -> bool:

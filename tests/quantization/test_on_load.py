@@ -5,11 +5,17 @@ sequence (a crowd, chunks, preemption, prefix hits, forks, sleep, another proces
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import troupellm
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.quantization.on_load import QuantizeOnLoad
+from troupellm.protocol.errors import ModelLoadError
 from troupellm.tests.support.servers.serving import eventually
 
 PROMPTS = (
@@ -115,3 +121,10 @@ async def test_quantized_weights_take_less() -> None:
         async with troupellm.Engine(max_model_len=512, num_gpu_blocks_override=64, quantization=mode) as engine:
             sizes[mode] = engine.ready.weight_bytes
     assert sizes["int8"] < 0.4 * sizes[None]
+
+
+def test_a_number_that_no_block_holds_is_refused_by_its_tensor_s_name(tmp_path: Path) -> None:
+    save_file({"model.layers.0.mlp.up_proj.weight": torch.full((4, 32), 1e6)}, tmp_path / "model.safetensors")
+    source = QuantizeOnLoad(Checkpoint(tmp_path, torch.float32), "int4")
+    with pytest.raises(ModelLoadError, match=r"^tensor model.layers.0.mlp.up_proj: int4 needs finite numbers"):
+        source.linear("model.layers.0.mlp.up_proj", (4, 32))

@@ -71,6 +71,7 @@ def test_inputs_choose_the_layout(columns: int, layouts: list[str | None]) -> No
     assert [block_layout(bits, columns) for bits in (4, 5, 6)] == layouts
 
 
-def test_numbers_beyond_float16_are_refused() -> None:
-    with pytest.raises(ValueError, match="beyond float16"):
-        quantize_blocks(torch.full((1, 32), 1e6), "Q4_1")
+@pytest.mark.parametrize("number", [1e6, float("nan"), float("inf")])
+def test_numbers_beyond_float16_are_refused(number: float) -> None:
+    with pytest.raises(ValueError, match="at most 65504"):
+        quantize_blocks(torch.full((1, 32), number), "Q4_1")
