@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +23,9 @@ from troupellm.protocol.config.engine import EngineConfig
 STEP_TOKENS = 2048
 PROMPT_TOKENS = 1000
 CONTEXT = 128
+SETTLING_SECONDS, MEASURED_SECONDS = 0.5, 1.0
+"""Of each cell: a worker first learns how busy the machine is. A step of a small model takes a tenth of the time slice
+that it may wait for, so a few steps say nothing."""
 LEAST_OF_QUIET, LEAST_OF_ONE = 0.45, 0.9
 """The bars: shares of the tokens per second of a quiet machine, beside one busy program, and of `--num-threads 1`."""
 
@@ -121,23 +124,37 @@ class _Worker:
         self._bare = line.submit(BareWorker, folder, config).result()
 
     def rate(self, kind: str, steps: int) -> float:
-        """Tokens per second of steps of a kind, such as "decode 8"."""
+        """Tokens per second of steps of a kind, such as "decode 8", once the worker has settled."""
         name, number = kind.split()
-        return self._line.submit(self._decode if name == "decode" else self._prompt, int(number), steps).result()
+        return self._line.submit(
+            self._settled, self._decode if name == "decode" else self._prompt, int(number), steps
+        ).result()
 
     def close(self) -> None:
         self._line.submit(self._bare.close).result()
 
-    def _decode(self, batch: int, steps: int) -> float:
+    def _settled(self, measure: Callable[[int, int], tuple[int, float]], number: int, steps: int) -> float:
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < SETTLING_SECONDS:
+            measure(number, steps)
+        tokens, seconds = 0, 0.0
+        while seconds < MEASURED_SECONDS:
+            more, took = measure(number, steps)
+            tokens, seconds = tokens + more, seconds + took
+        return tokens / seconds
+
+    def _decode(self, batch: int, steps: int) -> tuple[int, float]:
+        """Tokens of the steps, and their seconds."""
         self._bare.fill(batch, CONTEXT, steps)
         begin = time.perf_counter()
         times = self._bare.decode(steps)
-        return batch * (len(times) + 1) / (time.perf_counter() - begin)
+        return batch * (len(times) + 1), time.perf_counter() - begin
 
-    def _prompt(self, tokens: int, steps: int) -> float:
+    def _prompt(self, tokens: int, steps: int) -> tuple[int, float]:
+        """Tokens of the prompt, and its seconds."""
         begin = time.perf_counter()
         self._bare.fill(1, tokens, steps)
-        return tokens / (time.perf_counter() - begin)
+        return tokens, time.perf_counter() - begin
 
 
 @contextmanager

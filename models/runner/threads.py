@@ -30,14 +30,17 @@ TRIAL_SHARE = 32
 """The slower choice is tried again when steps have taken so many times what its last trial took."""
 TRIAL_SECONDS = 15.0
 """Or when they have taken so long: what was measured of it may be of another time."""
-RECENT_STEPS, RECENT_LARGE_STEPS = 8, 3
-"""Of each choice, that are remembered; their mean counts. Beside a busy program most steps of all threads are as fast
-as on a quiet machine, and the others wait for time slices, which takes longer than all the fast ones."""
+SLICE_SECONDS = 0.005
+"""Short steps that follow each other are remembered together until they have taken so long, which is about a time slice
+of the operating system. Beside a busy program most of them are as fast as on a quiet machine, and a few wait for a time
+slice, which takes longer than ten fast ones: the mean of a few steps misses the wait."""
+RECENT_SLICES, RECENT_LARGE_STEPS = 8, 3
+"""Of each choice, that are remembered; their mean counts. A step that takes longer than a slice is one by itself."""
 LONGEST_TRIAL_SECONDS = TRIAL_SECONDS / 4
 """A large step that would take longer with one thread, on a quiet machine, is not a reason to try it."""
 LONGEST_STEP = 5
-"""The longest of the remembered steps counts as so many times their median at most: a step in which the process was
-stopped for a while says nothing about threads. Further long steps count in full."""
+"""The slowest of the remembered slices counts as so many times their median at most: a step in which the process was
+stopped for a while says nothing about threads. Further slow slices count in full."""
 FIRST_STEPS = 2
 """Steps that each choice gets at first."""
 
@@ -82,17 +85,28 @@ class GivenThreads:
 
 
 @dataclass(slots=True)
-class _Choice:
-    """seconds: of a step, or of a token of a large one, from the `recent` ones of all `steps`."""
+class _Slice:
+    """Steps that followed each other; units: steps, or tokens of large ones."""
 
-    recent: deque[float]
+    seconds: float = 0.0
+    units: int = 0
+
+
+@dataclass(slots=True)
+class _Choice:
+    """seconds: of a step, or of a token of a large one, from the `recent` slices of all `steps`."""
+
+    recent: deque[_Slice]
     seconds: float = 0.0
     steps: int = 0
 
-    def learn(self, seconds: float) -> None:
+    def learn(self, seconds: float, units: int) -> None:
         self.steps += 1
-        self.recent.append(seconds)
-        ordered = sorted(self.recent)
+        if not self.recent or self.recent[-1].seconds >= SLICE_SECONDS:
+            self.recent.append(_Slice())
+        self.recent[-1].seconds += seconds
+        self.recent[-1].units += units
+        ordered = sorted(part.seconds / part.units for part in self.recent)
         ordered[-1] = min(ordered[-1], LONGEST_STEP * ordered[(len(ordered) - 1) // 2])
         self.seconds = sum(ordered) / len(ordered)
 
@@ -115,10 +129,10 @@ class _Record:
     """How many times as long as with one thread a step takes with all, from steps of another size; 0: not known."""
 
     @classmethod
-    def remembering(cls, steps: int, *, stood_still: bool = True, expected: float = 0.0) -> Self:
-        """steps: of each choice, that count."""
+    def remembering(cls, slices: int, *, stood_still: bool = True, expected: float = 0.0) -> Self:
+        """slices: of each choice, that count."""
         return cls(
-            _Choice(deque(maxlen=steps)), _Choice(deque(maxlen=steps)), stood_still=stood_still, expected=expected
+            _Choice(deque(maxlen=slices)), _Choice(deque(maxlen=slices)), stood_still=stood_still, expected=expected
         )
 
     @property
@@ -143,10 +157,10 @@ class _Record:
     def learn(self, one: bool, seconds: float, units: int = 1) -> None:
         choice, other = (self.one_thread, self.all_threads) if one else (self.all_threads, self.one_thread)
         tried = choice.seconds > other.seconds
-        choice.learn(seconds / units)
+        choice.learn(seconds, units)
         if self.expected > 1.0 and self.one_thread.steps == FIRST_STEPS:
             while self.all_threads.steps < FIRST_STEPS:
-                self.all_threads.learn(self.expected * self.one_thread.seconds)
+                self.all_threads.learn(self.expected * self.one_thread.seconds, 1)
         self.since_trial += seconds
         if not tried:
             return
@@ -208,7 +222,7 @@ class StepThreads:
         key = tokens.bit_length()
         record = self._records.get(key)
         if record is None:
-            record = self._records[key] = _Record.remembering(RECENT_STEPS, expected=self._expected(key))
+            record = self._records[key] = _Record.remembering(RECENT_SLICES, expected=self._expected(key))
         self._latest = key
         return record
 

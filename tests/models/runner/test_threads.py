@@ -97,6 +97,16 @@ def test_the_mean_of_steps_counts_beside_a_program_that_most_steps_do_not_notice
     assert machine.now - begin < 1.15 * 0.0016 * used.total()
 
 
+def test_waits_that_are_rarer_than_eight_short_steps_count() -> None:
+    machine = Machine(all_threads=0.3, one=0.45)
+    used: Counter[int] = Counter()
+    begin = machine.now
+    for _ in range(6000):
+        machine.milliseconds[4] = 4.3 if used[4] % 12 == 11 else 0.3
+        used += machine.run(1)
+    assert machine.now - begin < 1.1 * 0.00045 * used.total()
+
+
 def test_stalls_of_several_remembered_steps_count_in_full() -> None:
     machine = Machine(all_threads=0.2, one=0.8)
     used: Counter[int] = Counter()
