@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "throughput": (engine.throughput, "offline, beside transformers"),
     "offline": (engine.offline, "tokens/s beside OpenVINO, vLLM, llama.cpp"),
     "gguf": (engine.gguf, "tokens/s of GGUF files, beside llama.cpp"),
+    "quality": (engine.quality, "what fewer bits cost: perplexity beside bytes"),
     "kernels": (operations.kernels, "every operation beside its limits"),
     "step": (operations.step, "one decoding step beside its roofline"),
     "embed": (engine.embed, "vectors, beside sentence-transformers' batching"),

@@ -11,6 +11,7 @@ OFFLINE_CONFIGS = ("24m", "125m", "qwen3-0.6b", "tiny")
 OFFLINE_CONTESTANTS = ("troupellm", "openvino", "vllm", "llama", "transformers")
 GGUF_CONFIGS = ("125m", "qwen3-0.6b", "24m", "tiny")
 GGUF_TYPES = ("q4_0", "q8_0", "q4_k_m", "q5_k_m", "q6_k", "iq4_xs")
+QUALITY_SETTINGS = ("int8", "int4", "KV int8", "KV fp8")
 GGUF_CONTESTANTS = ("troupellm", "llama")
 
 
@@ -160,6 +161,20 @@ def embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=count, default=5, help="interleaved runs whose median counts")
     parser.add_argument("--num-threads", type=count, default=None, help="torch threads of both; default: all cores")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result-json", metavar="FILE")
+
+
+def quality(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--files", nargs="+", required=True, metavar="FILE", help="GGUF files, such as published ones")
+    parser.add_argument(
+        "--settings", nargs="+", choices=QUALITY_SETTINGS, default=list(QUALITY_SETTINGS), help="beside fp32"
+    )
+    parser.add_argument("--tokens", type=count, default=4096, help="of each text")
+    parser.add_argument("--window", type=count, default=512, help="tokens that are read together")
+    parser.add_argument("--output-len", type=count, default=64, help="tokens of each answer whose speed is measured")
+    parser.add_argument("--rounds", type=count, default=3, help="interleaved runs whose median counts")
+    parser.add_argument("--kv-cache-mib", type=count, default=512, help="of each engine")
+    parser.add_argument("--num-threads", type=count, default=None, help="of every engine (default: all cores)")
     parser.add_argument("--result-json", metavar="FILE")
 
 
