@@ -15,7 +15,7 @@ from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.backends import Planned
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.checkpoint.safetensors import RandomWeights
-from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, RopeConfig
 from troupellm.models.gpu.batch import DeviceSpans
 from troupellm.models.gpu.device import CpuDevice, Graph
 from troupellm.models.gpu.launched_step import LaunchedPlan
@@ -29,17 +29,11 @@ MODEL = DecoderConfig(
     architecture="LlamaForCausalLM",
     vocab_size=512,
     hidden_size=32,
-    intermediate_size=32,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
+    layers=(LayerShape(num_heads=2, num_kv_heads=1, head_dim=16, rope=RopeConfig(), intermediate_size=32),),
     rms_norm_eps=1e-5,
     max_position_embeddings=LENGTH,
-    rope=RopeConfig(),
     tie_word_embeddings=False,
     checkpoint_dtype="float32",
-    windows=(None,),
 )
 """Its size does not matter: graphs compute nothing."""
 

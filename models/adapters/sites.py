@@ -44,15 +44,14 @@ class Site:
 def decoder_sites(model: DecoderConfig) -> tuple[Site, ...]:
     """All sites of a decoder, layer by layer. Latent attention and experts have none."""
     found = []
-    for layer in range(model.num_layers):
+    for layer, shape in enumerate(model.layers):
         block, size = f"layers.{layer}", model.hidden_size
         if model.mla is None:
             attention = f"{block}.self_attn"
-            inner = model.num_heads * model.head_dim
-            found.append(_site(layer, "qkv", size, attention, model.query_key_value()))
-            found.append(_site(layer, "out", inner, attention, {"o_proj": size}))
-        if model.moe is None or not model.moe.layers[layer]:
-            inner = model.intermediate_size
+            found.append(_site(layer, "qkv", size, attention, model.query_key_value(layer)))
+            found.append(_site(layer, "out", shape.query_width, attention, {"o_proj": size}))
+        if shape.experts is None:
+            inner = shape.intermediate_size
             found.append(_site(layer, "gate_up", size, f"{block}.mlp", model.gate_up(inner)))
             found.append(_site(layer, "down", inner, f"{block}.mlp", {"down_proj": size}))
     if model.head == "lm":

@@ -43,7 +43,7 @@ class KVCache:
             border: width of `borders`; 0 is none.
         """
         self.layout = cache_layout(config)
-        self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
+        self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.layers[0].num_kv_heads
         self.storage = _reserve(config, num_blocks, block_size, dtype, device)
         self.layers = _pairs(self.storage, config)
         self.storages: tuple[Tensor, ...] = (self.storage,)
@@ -82,9 +82,9 @@ class KVCache:
 def _reserve(
     config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    width = row_width(config.head_dim, dtype)
+    width = row_width(config.layers[0].head_dim, dtype)
     slots = cache_layout(config).num_slots
-    shape = (slots, parts_of(config), num_blocks, config.num_kv_heads, block_size, width)
+    shape = (slots, parts_of(config), num_blocks, config.layers[0].num_kv_heads, block_size, width)
     storage = torch.empty(shape, dtype=dtype, device=device)
     if device.type == "cpu":
         prefer_huge_pages(storage.data_ptr(), storage.nbytes, written=False)

@@ -1,10 +1,11 @@
 """One typed, frozen description of a decoder: everything that the skeleton needs to know about a family."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 Activation = Literal["silu", "gelu_tanh"]
+Mixer = Literal["attention", "short_conv", "gated_delta", "ssd"]
 QKNorm = Literal["none", "head", "full"]
 
 
@@ -77,10 +78,8 @@ class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers whose feed-forward part is a choice of experts."""
+    """A feed-forward part that is a choice of experts."""
 
-    layers: tuple[bool, ...]
-    """Per layer, whether it has experts."""
     num_experts: int
     top_k: int
     intermediate_size: int
@@ -127,20 +126,46 @@ class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the latent vector that queries are made from; None makes them from the hidden state."""
 
 
+class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer: all that layers of a model may differ in."""
+
+    mixer: Mixer = "attention"
+    """The part that mixes a token with those before it."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    """The number of keys that a token sees, itself included; None is all."""
+    sinks: bool = False
+    """Every head has one more logit, without a key, that takes part in the softmax."""
+    rope: RopeConfig | None = None
+    """None is no rotation."""
+    rotary_dim: int | None = None
+    """The number of a head's first values that are rotated; None is all."""
+    intermediate_size: int
+    """Width of the feed-forward part, where it has no experts."""
+    experts: MoeConfig | None = None
+
+    @property
+    def query_width(self) -> int:
+        """Numbers in a token's queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Numbers in a token's keys, and in its values."""
+        return self.num_kv_heads * self.head_dim
+
+
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerShape, ...]
     rms_norm_eps: float
     max_position_embeddings: int
-    rope: RopeConfig
     tie_word_embeddings: bool
     checkpoint_dtype: str
     """The type the checkpoint says it has; float32 when it says nothing."""
@@ -155,8 +180,6 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Number of a classifier's labels."""
     score_tokens: tuple[int, int] | None = None
     """Two tokens, for and against: a classifier of one label that subtracts the logit of one from that of the other."""
-    windows: tuple[int | None, ...] = ()
-    """Per layer, the number of keys that a token sees, itself included; None is all."""
     hybrid_cache: bool = False
     """Layers with different windows have separate block tables, so that blocks older than a window are freed."""
     activation: Activation = "silu"
@@ -172,20 +195,14 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float | None = None
     """Factor on the attention scores; None is 1 / sqrt(head_dim)."""
     query_growth: QueryGrowth | None = None
-    attention_sinks: bool = False
-    """Every head has one more logit, without a key, that takes part in the softmax."""
     attention_softcap: float = 0.0
     """Attention scores become cap * tanh(score / cap); 0 turns it off."""
     head_normed: bool = False
     """The head's rows are divided by their lengths."""
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
-    rotary_dim: int | None = None
-    """The number of a head's first values that are rotated; None is all."""
     rope_interleaved: bool = False
     """Rotated pairs are neighbours, not halves."""
-    layer_ropes: tuple[RopeConfig | None, ...] = ()
-    """Per layer, None is no rotation; empty is `rope` for all."""
     qkv_name: str | None = None
     """The checkpoint's name of query, key and value in one tensor; None has three."""
     qkv_by_group: bool = False
@@ -199,16 +216,49 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     layer_norms: LayerNormBlock | None = None
     """None is root-mean-square norms and a gate."""
     head_bias: bool = False
-    moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     implementation: Literal["troupellm", "transformers"] = "troupellm"
     """The code that runs the model."""
     num_parameters: int | None = None
     """Number of parameters, where it does not follow from the other fields."""
 
-    def query_key_value(self) -> dict[str, int]:
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Per layer, as of `LayerShape`."""
+        return tuple(shape.window for shape in self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotations of all layers, each once."""
+        return tuple(dict.fromkeys(shape.rope for shape in self.layers if shape.rope is not None))
+
+    @property
+    def experts(self) -> MoeConfig | None:
+        """Of the first layer that has some."""
+        return next((shape.experts for shape in self.layers if shape.experts is not None), None)
+
+    def with_layers(self, **fields: Any) -> "DecoderConfig":
+        """The same model with other values of some fields of its layers.
+
+        Args:
+            fields: a tuple has one value per layer; any other value is that of all layers.
+        """
+        values = {
+            name: value if isinstance(value, tuple) else (value,) * len(self.layers) for name, value in fields.items()
+        }
+        layers = tuple(
+            msgspec.structs.replace(shape, **dict(zip(values, row, strict=True)))
+            for shape, *row in zip(self.layers, *values.values(), strict=True)
+        )
+        return msgspec.structs.replace(self, layers=layers)
+
+    def query_key_value(self, layer: int) -> dict[str, int]:
         """Names of the projections to queries, keys and values, and their widths, in the order of the outputs."""
-        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        query, key = self.layers[layer].query_width, self.layers[layer].key_width
         if self.qkv_name is not None:
             return {self.qkv_name: query + 2 * key}
         return {"q_proj": query, "k_proj": key, "v_proj": key}
@@ -218,7 +268,3 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.layer_norms is not None and self.layer_norms.ungated is not None:
             return {"up_proj": size}
         return {"gate_proj": size, "up_proj": size} if self.gate_up_name is None else {self.gate_up_name: 2 * size}
-
-    def rope_of(self, layer: int) -> RopeConfig | None:
-        """A layer's rotation; None if it has none."""
-        return self.layer_ropes[layer] if self.layer_ropes else self.rope

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from troupellm.models.config.decoder_config import Activation, DecoderConfig, QKNorm, RopeConfig
+import msgspec
+
+from troupellm.models.config.decoder_config import Activation, DecoderConfig, LayerShape, QKNorm, RopeConfig
 from troupellm.models.hub.errors import plain_name
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.json_file import read_object
@@ -227,7 +229,8 @@ def decoder_config(
     Args:
         activation: of the gate; without it `hidden_act` is read, and must be a SiLU.
         rotary: share of a head that is rotated if `partial_rotary_factor` is not set; without it, all of the head.
-        rope: the rotation; read when not given.
+        windows: per layer; without it, none has one.
+        rope: the rotation of all layers; read when not given.
 
     Raises:
         ModelLoadError: a value is missing, wrong, or asks for something that is not built.
@@ -249,27 +252,28 @@ def decoder_config(
     rotary_dim = head_dim if rotary is None else _rotary_dim(reader, head_dim, rotary)
     if rope is None:
         rope = rope_config(reader, rotary_dim, whole=rotary is None)
+    shape = LayerShape(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=rope,
+        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
+        intermediate_size=reader.integer("intermediate_size"),
+    )
     dtype_key = "dtype" if reader.has("dtype") else "torch_dtype"
     return DecoderConfig(
         architecture=architecture_of(reader),
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=reader.integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        layers=tuple(msgspec.structs.replace(shape, window=window) for window in windows or (None,) * num_layers),
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
         max_position_embeddings=_longest(reader),
-        rope=rope,
-        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
         checkpoint_dtype=reader.choice(dtype_key, DTYPES, "float32"),
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
-        windows=windows or (None,) * num_layers,
         activation=activation,
         text_part=reader.has(TEXT_PART),
     )

@@ -34,7 +34,6 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         plain,
         norms=LayerNorms(before_feed_forward=None),
         layer_norms=LayerNormBlock(norm_bias=False, parallel=True),
-        layer_ropes=tuple(None if window is None else plain.rope for window in windows),
         rope_interleaved=True,
         logit_scale=reader.number("logit_scale"),
-    )
+    ).with_layers(rope=tuple(None if shape.window is None else shape.rope for shape in plain.layers))

@@ -14,6 +14,7 @@ NAMES = ExpertNames(shared="shared_experts")
 def describe(reader: ConfigReader) -> DecoderConfig:
     """Build the description from the config.json of these families."""
     third = "V3" in architecture_of(reader)
+    reader = reader.with_defaults(first_k_dense_replace=3 if third else 0)
     interleaved = reader.flag("rope_interleave", True) if third else True
     return latent_decoder(reader, routed_experts(reader, third=third), interleaved=interleaved)
 
@@ -37,13 +38,14 @@ def latent_decoder(reader: ConfigReader, moe: MoeConfig, *, interleaved: bool) -
     config = decoder_config(reader.with_values(head_dim=mla.rotated), qkv_bias=bias, out_bias=bias)
     return msgspec.structs.replace(
         config,
+        rope_interleaved=interleaved,
+        attention_scale=(mla.plain + mla.rotated) ** -0.5 * _stretched(config.ropes[0]) ** 2,
+        mla=mla,
+    ).with_layers(
         num_kv_heads=1,
         head_dim=mla.latent + mla.rotated,
         rotary_dim=mla.rotated,
-        rope_interleaved=interleaved,
-        attention_scale=(mla.plain + mla.rotated) ** -0.5 * _stretched(config.rope) ** 2,
-        mla=mla,
-        moe=moe,
+        experts=behind_dense(reader, moe),
     )
 
 
@@ -61,16 +63,20 @@ def _stretched(rope: RopeConfig) -> float:
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
 
 
+def behind_dense(reader: ConfigReader, moe: MoeConfig) -> tuple[MoeConfig | None, ...]:
+    """The experts of each layer: the first `first_k_dense_replace` ones have none."""
+    if reader.integer("moe_layer_freq", 1) != 1:
+        raise reader.refuse("moe_layer_freq", "must be 1")
+    plain = reader.integer("first_k_dense_replace", 0, least=0)
+    return tuple(moe if layer >= plain else None for layer in range(reader.integer("num_hidden_layers")))
+
+
 def routed_experts(reader: ConfigReader, *, third: bool) -> MoeConfig:
     """Experts behind a router with groups, and a shared one.
 
     Args:
         third: sigmoids and a bias that counts while experts are chosen, as V3 has them; else V2's softmax.
     """
-    num_layers = reader.integer("num_hidden_layers")
-    plain = reader.integer("first_k_dense_replace", 3 if third else 0, least=0)
-    if reader.integer("moe_layer_freq", 1) != 1:
-        raise reader.refuse("moe_layer_freq", "must be 1")
     experts, top_k = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
     if top_k > experts:
         raise reader.refuse("num_experts_per_tok", f"must be at most n_routed_experts ({experts})")
@@ -92,7 +98,6 @@ def routed_experts(reader: ConfigReader, *, third: bool) -> MoeConfig:
     if top_groups > groups or top_k > top_groups * (experts // groups):
         raise reader.refuse("topk_group", f"must name enough of n_group ({groups}) groups for num_experts_per_tok")
     return MoeConfig(
-        layers=tuple(layer >= plain for layer in range(num_layers)),
         num_experts=experts,
         top_k=top_k,
         intermediate_size=size,

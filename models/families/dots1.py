@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader, decoder_config, layer_windows
-from troupellm.models.families.deepseek import routed_experts
+from troupellm.models.families.deepseek import behind_dense, routed_experts
 
 ARCHITECTURES = ("Dots1ForCausalLM",)
 DEFAULTS: dict[str, Any] = {
@@ -23,7 +21,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         reader = reader.without("scoring_func")
     bias = reader.flag("attention_bias", False)
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=_windows(reader))
-    return msgspec.structs.replace(plain, moe=routed_experts(reader, third=True))
+    return plain.with_layers(experts=behind_dense(reader, routed_experts(reader, third=True)))
 
 
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:

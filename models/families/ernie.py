@@ -29,10 +29,11 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     if bias and sparse:
         raise reader.refuse("use_bias", "must be false in a model with experts")
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
-    return msgspec.structs.replace(plain, rope_interleaved=True, moe=_experts(reader) if sparse else None)
+    turned = msgspec.structs.replace(plain, rope_interleaved=True)
+    return turned.with_layers(experts=_experts(reader)) if sparse else turned
 
 
-def _experts(reader: ConfigReader) -> MoeConfig:
+def _experts(reader: ConfigReader) -> tuple[MoeConfig | None, ...]:
     reader = reader.with_defaults(**SPARSE)
     num_layers, experts, top_k = (reader.integer(key) for key in ("num_hidden_layers", "moe_num_experts", "moe_k"))
     if top_k > experts:
@@ -40,8 +41,7 @@ def _experts(reader: ConfigReader) -> MoeConfig:
     first, last = (reader.integer(f"moe_layer_{end}_index", least=-1) for end in ("start", "end"))
     last = num_layers - 1 if last == -1 else last
     interval, size = reader.integer("moe_layer_interval"), reader.integer("moe_intermediate_size")
-    return MoeConfig(
-        layers=tuple((layer + 1) % interval == 0 and first <= layer <= last for layer in range(num_layers)),
+    moe = MoeConfig(
         num_experts=experts,
         top_k=top_k,
         intermediate_size=size,
@@ -51,3 +51,5 @@ def _experts(reader: ConfigReader) -> MoeConfig:
         shared_size=reader.integer("moe_num_shared_experts", least=0) * size,
         names=NAMES,
     )
+    sparse = ((layer + 1) % interval == 0 and first <= layer <= last for layer in range(num_layers))
+    return tuple(moe if has_experts else None for has_experts in sparse)

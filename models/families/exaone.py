@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, LayerNorms, MoeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig
 from troupellm.models.config.hf_config import ConfigReader, architecture_of, decoder_config, layer_windows
 from troupellm.models.families import olmo2
-from troupellm.models.families.deepseek import routed_experts
+from troupellm.models.families.deepseek import behind_dense, routed_experts
 from troupellm.models.families.gemma2 import windows_but_every
 
 ARCHITECTURES = ("Exaone4ForCausalLM", "ExaoneMoeForCausalLM")
@@ -28,15 +28,11 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     reader = reader.with_defaults(**DEFAULTS)
     windows = _windows(reader)
     plain = decoder_config(reader, qk_norm="head", windows=windows)
-    turned = not reader.is_on("sliding_window")  # all layers, or those with a window
-    ropes = tuple(plain.rope if turned or window is not None else None for window in windows)
-    sparse = "Moe" in architecture_of(reader)
-    return msgspec.structs.replace(
-        plain,
-        norms=LayerNorms() if sparse else olmo2.NORMS,
-        layer_ropes=ropes,
-        moe=_experts(reader) if sparse else None,
-    )
+    if reader.is_on("sliding_window"):  # then layers without a window are not rotated
+        plain = plain.with_layers(rope=tuple(None if shape.window is None else shape.rope for shape in plain.layers))
+    if "Moe" in architecture_of(reader):
+        return plain.with_layers(experts=_experts(reader))
+    return msgspec.structs.replace(plain, norms=olmo2.NORMS)
 
 
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
@@ -56,14 +52,14 @@ def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
     return (*(window if near else None for near in local), None)
 
 
-def _experts(reader: ConfigReader) -> MoeConfig:
+def _experts(reader: ConfigReader) -> tuple[MoeConfig | None, ...]:
     reader = reader.with_defaults(**EXPERTS)
     counts = {"n_routed_experts": reader.integer("num_experts")}
     counts["n_shared_experts"] = reader.integer("num_shared_experts", least=0)
     moe = msgspec.structs.replace(routed_experts(reader.with_values(**counts), third=True), names=NAMES)
     if not reader.is_on("mlp_layer_types"):
-        return moe
-    kinds = reader.values["mlp_layer_types"]
-    if not isinstance(kinds, list) or len(kinds) != len(moe.layers) or any(kind not in SPARSE for kind in kinds):
-        raise reader.refuse("mlp_layer_types", f"must be a list of {len(moe.layers)} times dense or sparse")
-    return msgspec.structs.replace(moe, layers=tuple(kind == SPARSE[1] for kind in kinds))
+        return behind_dense(reader, moe)
+    kinds, num_layers = reader.values["mlp_layer_types"], reader.integer("num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in SPARSE for kind in kinds):
+        raise reader.refuse("mlp_layer_types", f"must be a list of {num_layers} times dense or sparse")
+    return tuple(moe if kind == SPARSE[1] else None for kind in kinds)

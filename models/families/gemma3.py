@@ -49,8 +49,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         embedding_scale=plain.hidden_size**0.5,
         attention_scale=reader.number("query_pre_attn_scalar") ** -0.5,
         logit_softcap=reader.optional("final_logit_softcapping") or 0.0,
-        layer_ropes=tuple(everywhere if window is None else nearby for window in windows),
-    )
+    ).with_layers(rope=tuple(everywhere if window is None else nearby for window in windows))
 
 
 def _ropes(reader: ConfigReader) -> tuple[RopeConfig, RopeConfig]:

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader, decoder_config
-from troupellm.models.families.deepseek import routed_experts
+from troupellm.models.families.deepseek import behind_dense, routed_experts
 
 ARCHITECTURES = ("Glm4MoeForCausalLM",)
 DEFAULTS: dict[str, Any] = {
@@ -25,4 +23,4 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         qk_norm="head" if reader.flag("use_qk_norm", False) else "none",
         rotary=0.5,
     )
-    return msgspec.structs.replace(plain, moe=routed_experts(reader, third=True))
+    return plain.with_layers(experts=behind_dense(reader, routed_experts(reader, third=True)))

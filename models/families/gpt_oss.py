@@ -3,8 +3,6 @@
 Its checkpoints hold the experts in one tensor per projection: bfloat16, or MXFP4 as `_blocks` and `_scales`.
 """
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig
 from troupellm.models.config.expert_config import expert_counts
 from troupellm.models.config.hf_config import FILE, ConfigReader, decoder_config, layer_windows
@@ -32,14 +30,13 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     config = decoder_config(reader, qkv_bias=bias, out_bias=bias, windows=windows)
     num_experts, top_k = expert_counts(reader, 128, 4)
     moe = MoeConfig(
-        layers=(True,) * num_layers,
         num_experts=num_experts,
         top_k=top_k,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=reader.integer("intermediate_size"),
         scoring="softmax_of_chosen",
         bias=True,
         swiglu_alpha=reader.number("swiglu_alpha", 1.702),
         swiglu_limit=reader.number("swiglu_limit", 7.0),
         names=ExpertNames(router="router", transposed=True, interleaved=True),
     )
-    return msgspec.structs.replace(config, moe=moe, attention_sinks=True)
+    return config.with_layers(experts=moe, sinks=True)

@@ -23,8 +23,8 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         reader = _all_attention(reader)
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, mlp_bias=reader.flag("mlp_bias", False))
     if hybrid:
-        ropes = () if reader.is_on("position_embedding_type") else (None,) * plain.num_layers
-        plain = msgspec.structs.replace(plain, layer_ropes=ropes, gate_up_name="gate_up_proj", renamed=SHARED)
+        turned = plain if reader.is_on("position_embedding_type") else plain.with_layers(rope=None)
+        plain = msgspec.structs.replace(turned, gate_up_name="gate_up_proj", renamed=SHARED)
     return msgspec.structs.replace(
         plain,
         embedding_scale=reader.number("embedding_multiplier", 1.0),

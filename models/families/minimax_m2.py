@@ -1,7 +1,5 @@
 """MiniMax M2: experts behind sigmoids, norms over whole queries and keys, and a rotation of a part of each head."""
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig
 from troupellm.models.config.expert_config import expert_counts
 from troupellm.models.config.hf_config import ConfigReader, decoder_config
@@ -22,16 +20,15 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     config = decoder_config(reader, qk_norm="full", rotary=1.0)
     num_experts, top_k = expert_counts(reader, 256, 8)
     moe = MoeConfig(
-        layers=(True,) * config.num_layers,
         num_experts=num_experts,
         top_k=top_k,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=reader.integer("intermediate_size"),
         scoring="sigmoid",
         renormalize=True,
         choice_bias=True,
         names=NAMES,
     )
-    return msgspec.structs.replace(config, moe=moe)
+    return config.with_layers(experts=moe)
 
 
 def _check(reader: ConfigReader) -> None:

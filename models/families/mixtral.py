@@ -1,8 +1,6 @@
 """Mixtral: Mistral with experts in every layer. The arithmetic follows the reference implementation in
 `transformers`."""
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig
 from troupellm.models.config.expert_config import expert_counts
 from troupellm.models.config.hf_config import ConfigReader, decoder_config, layer_windows
@@ -17,11 +15,10 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     config = decoder_config(reader, windows=layer_windows(reader, window))
     num_experts, top_k = expert_counts(reader, 8, 2)
     moe = MoeConfig(
-        layers=(True,) * config.num_layers,
         num_experts=num_experts,
         top_k=top_k,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=reader.integer("intermediate_size"),
         renormalize=True,
         names=ExpertNames(blocks=("block_sparse_moe", "mlp"), gate="w1", up="w3", down="w2"),
     )
-    return msgspec.structs.replace(config, moe=moe)
+    return config.with_layers(experts=moe)

@@ -36,7 +36,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     full, sliding = _ropes(reader)
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="full", windows=windows, rope=full)
     ropes = tuple(full if window is None else sliding for window in windows)
-    return msgspec.structs.replace(plain, norms=NORMS, layer_ropes=ropes)
+    return msgspec.structs.replace(plain, norms=NORMS).with_layers(rope=ropes)
 
 
 def _ropes(reader: ConfigReader) -> tuple[RopeConfig, RopeConfig]:

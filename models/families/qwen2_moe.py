@@ -1,7 +1,5 @@
 """Qwen2-MoE: Qwen2 with experts, one of which all tokens share behind a gate of its own."""
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig, MoeConfig
 from troupellm.models.config.expert_config import expert_counts, sparse_layers
 from troupellm.models.config.hf_config import ConfigReader, decoder_config, layer_windows
@@ -14,7 +12,6 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     config = decoder_config(reader, qkv_bias=reader.flag("qkv_bias", True), windows=lower_windows(reader))
     num_experts, top_k = expert_counts(reader, 60, 4)
     moe = MoeConfig(
-        layers=sparse_layers(reader),
         num_experts=num_experts,
         top_k=top_k,
         intermediate_size=reader.integer("moe_intermediate_size", 1408),
@@ -22,7 +19,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         shared_size=reader.integer("shared_expert_intermediate_size", 5632),
         shared_gate=True,
     )
-    return msgspec.structs.replace(config, moe=moe)
+    return config.with_layers(experts=tuple(moe if sparse else None for sparse in sparse_layers(reader)))
 
 
 def lower_windows(reader: ConfigReader) -> tuple[int | None, ...]:

@@ -2,8 +2,6 @@
 tensor, inputs before outputs, and always makes the weights of a token's experts add up to one.
 """
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig
 from troupellm.models.config.expert_config import expert_counts, sparse_layers
 from troupellm.models.config.hf_config import ConfigReader, decoder_config
@@ -22,11 +20,10 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     num_experts, top_k = expert_counts(reader, 128, 8)
     with_images = reader.values.get("model_type") == WITH_IMAGES
     moe = MoeConfig(
-        layers=sparse_layers(reader),
         num_experts=num_experts,
         top_k=top_k,
         intermediate_size=reader.integer("moe_intermediate_size", 768),
         renormalize=reader.flag("norm_topk_prob", with_images),
         names=ExpertNames(transposed=with_images),
     )
-    return msgspec.structs.replace(config, moe=moe)
+    return config.with_layers(experts=tuple(moe if sparse else None for sparse in sparse_layers(reader)))

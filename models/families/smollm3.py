@@ -1,7 +1,5 @@
 """SmolLM3: Llama with no rotation in every fourth layer."""
 
-import msgspec
-
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader, decoder_config, layer_windows
 
@@ -24,7 +22,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         mlp_bias=reader.flag("mlp_bias", False),
         windows=_windows(reader, turned),
     )
-    return msgspec.structs.replace(plain, layer_ropes=tuple(plain.rope if turns else None for turns in turned))
+    return plain.with_layers(rope=tuple(plain.ropes[0] if turns else None for turns in turned))
 
 
 def rotated_layers(reader: ConfigReader) -> tuple[bool, ...]:

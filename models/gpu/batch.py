@@ -56,13 +56,13 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
         invariant: sums are taken in an order that depends on a row alone.
     """
 
-    mla = config.mla
+    mla, heads = config.mla, config.layers[0]
     latent = 0 if mla is None else mla.latent
     least = 0 if mla is None else expanding_tokens(mla.plain, mla.value, mla.latent, mla.rotated)
 
     def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
         shape = AttentionShape(
-            config.num_heads, config.num_kv_heads, config.head_dim, block_size, window, kv_dtype, latent
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, block_size, window, kv_dtype, latent
         )
         if latent:
             return _by_token(tables, spans, shape, least)

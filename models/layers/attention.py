@@ -11,7 +11,7 @@ from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.cpu import CELLS, CppAttention, Rotation, cpp_attention, takes_compiled
 from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
 from troupellm.models.checkpoint.safetensors import WeightSource
-from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.mla import LatentAttention
@@ -58,22 +58,23 @@ class Attention:
         self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource, *, input_size: int | None = None
     ) -> None:
         """input_size: width of the input of queries, keys and values, if it is not the hidden size."""
-        size, self.layer = config.head_dim, layer
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, size
+        shape, self.layer = config.layers[layer], layer
+        size = shape.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, size
         self.view = cache_layout(config).view_of[layer]
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.eps = config.rms_norm_eps
         self.softcap, self.rope_interleaved = config.attention_softcap, config.rope_interleaved
-        query, key = config.num_heads * size, config.num_kv_heads * size
-        sizes = config.query_key_value()
+        query, key = shape.query_width, shape.key_width
+        sizes = config.query_key_value(layer)
         names = tuple(f"{prefix}.{name}" for name in sizes)
         inputs = input_size or config.hidden_size
-        order = grouped_rows(config.num_heads, config.num_kv_heads, size) if config.qkv_by_group else None
+        order = grouped_rows(shape.num_heads, shape.num_kv_heads, size) if config.qkv_by_group else None
         self.qkv = merged_linear(source, names, tuple(sizes.values()), inputs, bias=config.qkv_bias, order=order)
         self.out = merged_linear(source, (f"{prefix}.o_proj",), (config.hidden_size,), query, bias=config.out_bias)
         self.sinks: Tensor | None = None
-        if config.attention_sinks:
-            self.sinks = source.take(f"{prefix}.sinks", (config.num_heads,)).float()
+        if shape.sinks:
+            self.sinks = source.take(f"{prefix}.sinks", (shape.num_heads,)).float()
         self.norms: tuple[Tensor, Tensor] | None = None
         """Norms of queries and keys, [head_dim] or [all heads * head_dim]."""
         if config.qk_norm != "none":
@@ -82,7 +83,7 @@ class Attention:
                 take_norm(config, source, f"{prefix}.q_norm", widths[0]),
                 take_norm(config, source, f"{prefix}.k_norm", widths[1]),
             )
-        self.native = self._native(config, layer)
+        self.native = self._native(shape)
         """The compiled path between the two products."""
         self.codes = activation_dtype(self.qkv)
         self.adds = self.qkv.fuses and self.out.fuses
@@ -154,14 +155,14 @@ class Attention:
         flat = attended.view(rows, -1)
         return flat if keep is None else flat[keep]
 
-    def _native(self, config: DecoderConfig, layer: int) -> CppAttention | None:
+    def _native(self, shape: LayerShape) -> CppAttention | None:
         if self.qkv.weight.device.type != "cpu":  # other devices have no compiled code
             return None
         if self.rope_interleaved or (
             self.norms is not None and any(norm.shape[0] != self.head_dim for norm in self.norms)
         ):
             return None
-        turned = 0 if config.rope_of(layer) is None else config.rotary_dim or self.head_dim
+        turned = 0 if shape.rope is None else shape.rotary_dim or self.head_dim
         return cpp_attention(
             self.num_heads,
             self.num_kv_heads,

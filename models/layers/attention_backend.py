@@ -27,16 +27,17 @@ def plan_attention(
     Raises:
         ConfigError: the back end is unknown or does not support the model; `param` is attention_backend.
     """
+    shape = config.layers[0]
     needs = Needs(
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
         block_size=block_size,
         softcap=config.attention_softcap > 0,
-        sinks=config.attention_sinks,
+        sinks=any(layer.sinks for layer in config.layers),
         latent=0 if config.mla is None else config.mla.latent,
         batch_invariant=batch_invariant,
     )

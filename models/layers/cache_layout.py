@@ -50,7 +50,7 @@ def with_cache_groups(config: DecoderConfig, longest: int, *, hybrid: bool) -> D
     growth = config.query_growth
     if growth is not None and growth.original >= longest:
         growth = None
-    return msgspec.structs.replace(config, windows=windows, hybrid_cache=hybrid, query_growth=growth)
+    return msgspec.structs.replace(config, hybrid_cache=hybrid, query_growth=growth).with_layers(window=windows)
 
 
 @lru_cache(16)

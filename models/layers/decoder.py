@@ -25,7 +25,7 @@ from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.layer_norm_block import LayerNorm, LayerNormLayer
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.projections import rows_of
-from troupellm.models.layers.rope import rope_tables
+from troupellm.models.layers.rope import rope_tables, rotation_of
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"
@@ -118,15 +118,12 @@ class Decoder:
         elif config.head == "score":
             self.score = pack(source.linear(SCORE, (config.num_labels, config.hidden_size)))
         self.embedding = Embedding(vectors, shared)
-        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
-        kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
-        tables = [
-            rope_tables(rope, config.rotary_dim or config.head_dim, max_model_len, self.embedding.dtype)
-            for rope in kinds
-        ]
+        turns = [rotation_of(shape) for shape in config.layers]
+        kinds = list(dict.fromkeys(rotation for rotation in turns if rotation is not None))
+        tables = [rope_tables(rope, size, max_model_len, self.embedding.dtype) for rope, size in kinds]
         self.tables = [(cos.to(self.embedding.device), sin.to(self.embedding.device)) for cos, sin in tables]
         """Cosines and sines by position, of every kind of rotation that a layer has."""
-        self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
+        self.layer_tables = [None if rotation is None else kinds.index(rotation) for rotation in turns]
         parts = self._parts()
         self.together = None if parts is None else decoder_layers(parts)
         """All layers in one call, for few tokens; None where there is no such thing."""

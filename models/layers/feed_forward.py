@@ -32,9 +32,9 @@ class FeedForwardPart(Protocol):
 
 def make_feed_forward(config: DecoderConfig, layer: int, source: WeightSource) -> FeedForwardPart:
     """The feed-forward part of one layer, with its weights taken from `source`."""
-    prefix, moe = f"model.layers.{layer}", config.moe
-    if moe is None or not moe.layers[layer]:
-        return FeedForward(config, f"{prefix}.mlp", source, config.intermediate_size)
+    prefix, moe = f"model.layers.{layer}", config.layers[layer].experts
+    if moe is None:
+        return FeedForward(config, f"{prefix}.mlp", source, config.layers[layer].intermediate_size)
     prefix = block_prefix(moe, prefix, source)
     shared = FeedForward(config, f"{prefix}.{moe.names.shared}", source, moe.shared_size) if moe.shared_size else None
     return Experts(config, moe, prefix, source, shared)

@@ -46,8 +46,8 @@ class LayerNorm:
 class UngatedFeedForward:
     """Up, activation, down."""
 
-    def __init__(self, config: DecoderConfig, activation: str, prefix: str, source: WeightSource) -> None:
-        size, hidden = config.intermediate_size, config.hidden_size
+    def __init__(self, config: DecoderConfig, activation: str, prefix: str, source: WeightSource, size: int) -> None:
+        hidden = config.hidden_size
         self._activation = ACTIVATIONS[activation]
         self.up = merged_linear(source, (f"{prefix}.up_proj",), (size,), hidden, bias=config.mlp_bias)
         self.down = merged_linear(source, (f"{prefix}.down_proj",), (hidden,), size, bias=config.mlp_bias)
@@ -85,10 +85,11 @@ class LayerNormLayer:
         if norms.before_feed_forward is not None:
             self.before_feed_forward = LayerNorm(config, block, source, f"{prefix}.{norms.before_feed_forward}")
         self.feed_forward: FeedForward | UngatedFeedForward
+        size = config.layers[layer].intermediate_size
         if block.ungated is None:
-            self.feed_forward = FeedForward(config, f"{prefix}.mlp", source, config.intermediate_size)
+            self.feed_forward = FeedForward(config, f"{prefix}.mlp", source, size)
         else:
-            self.feed_forward = UngatedFeedForward(config, block.ungated, f"{prefix}.mlp", source)
+            self.feed_forward = UngatedFeedForward(config, block.ungated, f"{prefix}.mlp", source, size)
         self._parallel = block.parallel
 
     def __call__(

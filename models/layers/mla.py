@@ -22,12 +22,12 @@ class LatentAttention:
     """Queries, through a latent vector of their own where the model has one, against cached latent vectors."""
 
     def __init__(self, config: DecoderConfig, mla: MlaConfig, layer: int, prefix: str, source: WeightSource) -> None:
-        self.num_heads, self.mla = config.num_heads, mla
+        self.num_heads, self.mla = config.layers[layer].num_heads, mla
         self.view = cache_layout(config).view_of[layer]
         size = mla.plain + mla.rotated
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.rope_interleaved = config.rope_interleaved
-        query = config.num_heads * size
+        query = self.num_heads * size
         self.query_width = query if mla.query_latent is None else mla.query_latent
         first = f"{prefix}.q_proj" if mla.query_latent is None else f"{prefix}.q_a_proj"
         self.down = merged_linear(
@@ -43,16 +43,16 @@ class LatentAttention:
             self.query_norm = source.take(f"{prefix}.q_a_layernorm.weight", (mla.query_latent,))
             self.query_up = merged_linear(source, (f"{prefix}.q_b_proj",), (query,), mla.query_latent, bias=False)
         self.latent_norm = source.take(f"{prefix}.kv_a_layernorm.weight", (mla.latent,))
-        both = source.linear(f"{prefix}.kv_b_proj", (config.num_heads * (mla.plain + mla.value), mla.latent))
+        both = source.linear(f"{prefix}.kv_b_proj", (self.num_heads * (mla.plain + mla.value), mla.latent))
         if isinstance(both, QuantizedWeight):
             both = both.dequantize(self.latent_norm.dtype)
-        per_head = both.view(config.num_heads, mla.plain + mla.value, mla.latent)
+        per_head = both.view(self.num_heads, mla.plain + mla.value, mla.latent)
         self.key_weight = per_head[:, : mla.plain].contiguous()
         """[heads, plain, latent]: makes the plain part of each head's key from a latent vector."""
         self.value_weight = per_head[:, mla.plain :].contiguous()
         """[heads, value, latent]."""
         self.out = merged_linear(
-            source, (f"{prefix}.o_proj",), (config.hidden_size,), config.num_heads * mla.value, bias=config.out_bias
+            source, (f"{prefix}.o_proj",), (config.hidden_size,), self.num_heads * mla.value, bias=config.out_bias
         )
 
     def best_rows(self, tokens: int) -> int:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from troupellm.models.config.decoder_config import RopeConfig
+from troupellm.models.config.decoder_config import LayerShape, RopeConfig
 
 
 def rope_tables(config: RopeConfig, head_dim: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -21,6 +21,11 @@ def rope_tables(config: RopeConfig, head_dim: int, length: int, dtype: torch.dty
     frequencies, amplitude = rope_frequencies(config, head_dim, length)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     return (angles.cos() * amplitude).to(dtype)[:, None], (angles.sin() * amplitude).to(dtype)[:, None]
+
+
+def rotation_of(shape: LayerShape) -> tuple[RopeConfig, int] | None:
+    """A layer's rotation and how many values of a head it turns; None if it turns none."""
+    return None if shape.rope is None else (shape.rope, shape.rotary_dim or shape.head_dim)
 
 
 def rope_frequencies(config: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:

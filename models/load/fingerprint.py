@@ -137,8 +137,7 @@ def _rotations(model: DecoderConfig, longest: int) -> list[int]:
     """By layer, the number by which the served length changes the rotation of its keys (see `length_matters`)."""
     if model.implementation == "transformers":  # its rotations are not known here
         return [longest]
-    ropes = [model.rope_of(layer) for layer in range(model.num_layers)]
-    return [0 if rope is None else length_matters(rope, longest) for rope in ropes]
+    return [0 if shape.rope is None else length_matters(shape.rope, longest) for shape in model.layers]
 
 
 def _weights(folder: Path, config: EngineConfig) -> str:

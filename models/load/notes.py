@@ -40,12 +40,10 @@ def next_token_notes(stored: StoredWeights, model: DecoderConfig) -> list[str]:
 
 def rope_notes(model: DecoderConfig, max_model_len: int) -> list[str]:
     """Say that the context length fixes the rotation, where shorter prompts alone would have another one."""
-    ropes = {model.rope_of(layer) for layer in range(model.num_layers)}
     return [
         f"longrope: long factors for all lengths; --max-model-len {rope.original_max_position} takes the short ones"
-        for rope in ropes
-        if rope is not None
-        and rope.kind == "longrope"
+        for rope in model.ropes
+        if rope.kind == "longrope"
         and rope.long_factor != rope.short_factor
         and max_model_len > rope.original_max_position
     ]

@@ -119,7 +119,7 @@ def open_weights(
         ModelLoadError: a file is missing or damaged.
     """
     if is_gguf(folder):
-        return GgufWeights(folder, dtype, model.head_dim, taken, input_bits)
+        return GgufWeights(folder, dtype, model.layers[0].head_dim, taken, input_bits)
     return Checkpoint(folder, dtype, taken) if form is None else QuantizedCheckpoint(folder, dtype, taken, form)
 
 

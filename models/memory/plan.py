@@ -132,8 +132,9 @@ def serves_adapters(model: DecoderConfig, config: EngineConfig) -> bool:
 
 def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block's keys and values in all layers of a cache group, in a cache of `dtype`."""
-    row = row_width(model.head_dim, dtype) * dtype.itemsize
-    return parts_of(model) * cache_layout(model).num_slots * model.num_kv_heads * block_size * row
+    shape = model.layers[0]
+    row = row_width(shape.head_dim, dtype) * dtype.itemsize
+    return parts_of(model) * cache_layout(model).num_slots * shape.num_kv_heads * block_size * row
 
 
 def whole_block_bytes(model: DecoderConfig, drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
@@ -148,9 +149,10 @@ def drafter_block_bytes(drafter: DrafterNeeds, block_size: int, dtype: torch.dty
 
 def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:
     """Peak activation memory of a full step, plus the logits of all rows and the sampler's copies of them."""
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    width = 4 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads)
-    if (moe := model.moe) is not None:  # each token as often as it has experts, before, between and behind them
+    heads = max(shape.query_width + 2 * shape.key_width for shape in model.layers)
+    widest = max(shape.intermediate_size for shape in model.layers)
+    width = 4 * model.hidden_size + max(3 * widest, 3 * heads)
+    if (moe := model.experts) is not None:  # each token as often as it has experts, before, between and behind them
         width += moe.top_k * 3 * (model.hidden_size + moe.intermediate_size) + 3 * moe.shared_size
     tokens = config.scheduler.max_num_batched_tokens
     return tokens * width * itemsize + drawn_tokens(config) * model.vocab_size * 4 * 3
@@ -167,8 +169,8 @@ def drawn_tokens(config: EngineConfig) -> int:
 
 def own_limit(model: DecoderConfig) -> int:
     """The context of a model. Cards of models with YaRN say which factor to put in, and nothing of the other number."""
-    own, rope = model.max_position_embeddings, model.rope
-    return max(own, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else own
+    stretched = (int(rope.original_max_position * rope.factor) for rope in model.ropes if rope.kind == "yarn")
+    return max((model.max_position_embeddings, *stretched))
 
 
 def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
@@ -176,7 +178,7 @@ def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
     wanted, own = config.model.max_model_len, own_limit(model)
     if wanted == "auto":
         return own
-    most = int(own * (model.rope.factor if model.rope.kind in ("linear", "dynamic") else 1.0))
+    most = int(own * max([rope.factor for rope in model.ropes if rope.kind in ("linear", "dynamic")], default=1.0))
     if wanted > most:
         raise ConfigError(f"max_model_len {wanted} is beyond the model's own limit of {most}", param="max_model_len")
     return wanted

@@ -1,11 +1,12 @@
 """Counts a model's parameters, and its matrix products, from its configuration."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from troupellm.models.config.decoder_config import DecoderConfig, MlaConfig, MoeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, MlaConfig, MoeConfig
 
 
 class Product(NamedTuple):
@@ -23,29 +24,29 @@ class Product(NamedTuple):
 
 def products(model: DecoderConfig) -> Iterator[Product]:
     """All matrix products, except routers, classifiers and the expanded matrices of latent attention."""
-    hidden, moe = model.hidden_size, model.moe
-    for rows, columns in _attention_shapes(model) if model.mla is None else _latent_shapes(model, model.mla):
-        yield Product(model.num_layers, rows, columns)
-    sparse = 0 if moe is None else sum(moe.layers)
-    gated = [(model.num_layers - sparse, model.intermediate_size, False)]
-    if moe is not None:
-        gated += [(sparse * moe.num_experts, moe.intermediate_size, True), (sparse, moe.shared_size, False)]
-    halves = 1 if _ungated(model) else 2
-    for count, size, experts in gated:
-        yield Product(count, halves * size, hidden, experts, gate_up=halves == 2)
-        yield Product(count, hidden, size, experts)
+    hidden, halves = model.hidden_size, 1 if _ungated(model) else 2
+    for shape, number in Counter(model.layers).items():
+        for rows, columns in (
+            _attention_shapes(model, shape) if model.mla is None else _latent_shapes(model, shape, model.mla)
+        ):
+            yield Product(number, rows, columns)
+        gated = [(number, shape.intermediate_size, False)]
+        if (moe := shape.experts) is not None:
+            gated = [(number * moe.num_experts, moe.intermediate_size, True), (number, moe.shared_size, False)]
+        for count, size, experts in gated:
+            yield Product(count, halves * size, hidden, experts, gate_up=halves == 2)
+            yield Product(count, hidden, size, experts)
     if model.head == "lm":
         yield Product(1, model.vocab_size, hidden, head=True)
 
 
-def _attention_shapes(model: DecoderConfig) -> list[tuple[int, int]]:
-    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return [(heads + 2 * kv_heads, model.hidden_size), (model.hidden_size, heads)]
+def _attention_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, int]]:
+    return [(shape.query_width + 2 * shape.key_width, model.hidden_size), (model.hidden_size, shape.query_width)]
 
 
-def _latent_shapes(model: DecoderConfig, mla: MlaConfig) -> list[tuple[int, int]]:
-    query, down = model.num_heads * (mla.plain + mla.rotated), mla.latent + mla.rotated
-    out = (model.hidden_size, model.num_heads * mla.value)
+def _latent_shapes(model: DecoderConfig, shape: LayerShape, mla: MlaConfig) -> list[tuple[int, int]]:
+    query, down = shape.num_heads * (mla.plain + mla.rotated), mla.latent + mla.rotated
+    out = (model.hidden_size, shape.num_heads * mla.value)
     if mla.query_latent is None:
         return [(query + down, model.hidden_size), out]
     return [(mla.query_latent + down, model.hidden_size), (query, mla.query_latent), out]
@@ -59,18 +60,25 @@ def weight_count(model: DecoderConfig, *, active: bool = False) -> int:
     """
     if model.num_parameters is not None:
         return model.num_parameters
-    attention = _attention_count(model) if model.mla is None else _latent_count(model, model.mla)
-    halves, norm = 1 if _ungated(model) else 2, 2 if model.layer_norms and model.layer_norms.norm_bias else 1
-    layer = attention + model.hidden_size * (norm * _num_norms(model) + model.out_bias)
-    wide = (halves + 1) * model.hidden_size + halves * model.mlp_bias
-    plain = wide * model.intermediate_size + model.hidden_size * model.mlp_bias
-    sparse = sum(model.moe.layers) if model.moe is not None else 0
-    layers = model.num_layers * layer + (model.num_layers - sparse) * plain
-    if model.moe is not None:
-        layers += sparse * _experts_count(model.moe, model.hidden_size, model.moe.top_k if active else None)
+    norm = 2 if model.layer_norms and model.layer_norms.norm_bias else 1
+    layers = sum(
+        number * (_layer_count(model, shape, active=active) + norm * _num_norms(model) * model.hidden_size)
+        for shape, number in Counter(model.layers).items()
+    )
     tables = 2 if model.head == "lm" and not model.tie_word_embeddings else 1
     head_bias = model.vocab_size * model.head_bias
     return layers + (tables * model.vocab_size + norm + model.num_labels) * model.hidden_size + head_bias
+
+
+def _layer_count(model: DecoderConfig, shape: LayerShape, *, active: bool) -> int:
+    """Numbers in one layer without the norms around its parts."""
+    hidden, halves = model.hidden_size, 1 if _ungated(model) else 2
+    attention = _attention_count(model, shape) if model.mla is None else _latent_count(model, shape, model.mla)
+    attention += hidden * model.out_bias
+    if (moe := shape.experts) is not None:
+        return attention + _experts_count(moe, hidden, moe.top_k if active else None)
+    wide = (halves + 1) * hidden + halves * model.mlp_bias
+    return attention + wide * shape.intermediate_size + hidden * model.mlp_bias
 
 
 def _ungated(model: DecoderConfig) -> bool:
@@ -85,20 +93,20 @@ def _experts_count(moe: MoeConfig, hidden: int, chosen: int | None) -> int:
     return router + (moe.num_experts if chosen is None else chosen) * expert + shared
 
 
-def _attention_count(model: DecoderConfig) -> int:
+def _attention_count(model: DecoderConfig, shape: LayerShape) -> int:
     """Numbers in one layer's attention, without biases of its last product."""
-    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    heads, kv_heads = shape.query_width, shape.key_width
     count = model.hidden_size * (2 * heads + 2 * kv_heads) + (heads + 2 * kv_heads) * model.qkv_bias
-    norms = {"none": 0, "head": 2 * model.head_dim, "full": heads + kv_heads}[model.qk_norm]
-    return count + norms + model.num_heads * model.attention_sinks
+    norms = {"none": 0, "head": 2 * shape.head_dim, "full": heads + kv_heads}[model.qk_norm]
+    return count + norms + shape.num_heads * shape.sinks
 
 
-def _latent_count(model: DecoderConfig, mla: MlaConfig) -> int:
+def _latent_count(model: DecoderConfig, shape: LayerShape, mla: MlaConfig) -> int:
     """Numbers in one layer's latent attention, without biases of its last product."""
-    query = model.num_heads * (mla.plain + mla.rotated)
+    query = shape.num_heads * (mla.plain + mla.rotated)
     first = query if mla.query_latent is None else mla.query_latent
     count = (model.hidden_size + model.qkv_bias) * (first + mla.latent + mla.rotated) + mla.latent
-    count += model.num_heads * (mla.plain + mla.value) * mla.latent + model.num_heads * mla.value * model.hidden_size
+    count += shape.num_heads * (mla.plain + mla.value) * mla.latent + shape.num_heads * mla.value * model.hidden_size
     return count if mla.query_latent is None else count + mla.query_latent * (query + 1)
 
 

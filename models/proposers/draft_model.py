@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariant
@@ -107,7 +106,7 @@ def _described(folder: Path, target: Target) -> tuple[ConfigReader, DecoderConfi
     if described.head != "lm":
         raise refuse(f"model {folder.name} does not write", "name a smaller model with a head of its vocabulary")
     model = with_cache_groups(described, own_limit(described), hybrid=False)
-    return reader, msgspec.structs.replace(model, windows=own_windows(model, cache_layout(target.config)))
+    return reader, model.with_layers(window=own_windows(model, cache_layout(target.config)))
 
 
 def _check_vocabulary(folder: Path, target: Target) -> None:

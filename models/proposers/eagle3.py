@@ -74,7 +74,7 @@ class Eagle3:
         names = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
         self._before, self._hidden, self._after = (source.take(f"{LAYER}.{name}.weight", (size,)) for name in names)
         self._attention = Attention(config, 0, f"{LAYER}.self_attn", source, input_size=2 * size)
-        self._feed_forward = FeedForward(config, f"{LAYER}.mlp", source, config.intermediate_size)
+        self._feed_forward = FeedForward(config, f"{LAYER}.mlp", source, config.layers[0].intermediate_size)
         self._norm = source.take(NORM, (size,))
         self._head = pack(source.linear(HEAD, (vocabulary.numel(), size)))
         self._turns = Turns(config, longest, self._embedding)

@@ -14,7 +14,7 @@ from troupellm.models.layers.attention import Angles
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.decoder import Decoder, RunnableDecoder
 from troupellm.models.layers.embedding import Embedding
-from troupellm.models.layers.rope import rope_tables
+from troupellm.models.layers.rope import rope_tables, rotation_of
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, Target
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws
 from troupellm.models.proposers.choose_drafts import Guesser
@@ -145,15 +145,16 @@ def describe_head(reader: ConfigReader, target: DecoderConfig) -> DecoderConfig:
     if found.vocab_size != target.vocab_size:
         raise reader.refuse("vocab_size", f"must be the target's ({target.vocab_size})")
     windows = own_windows(found, cache_layout(target))
-    return msgspec.structs.replace(found, windows=windows, hybrid_cache=False)
+    return msgspec.structs.replace(found, hybrid_cache=False).with_layers(window=windows)
 
 
 class Turns:
     """Rotations of a drafter's layers, which are all alike."""
 
     def __init__(self, config: DecoderConfig, longest: int, like: Embedding) -> None:
-        size = config.rotary_dim or config.head_dim
-        cos, sin = rope_tables(config.rope, size, longest, like.dtype)
+        rotation = rotation_of(config.layers[0])
+        assert rotation is not None, "a drafter's layers are rotated"
+        cos, sin = rope_tables(*rotation, longest, like.dtype)
         self._cos, self._sin = cos.to(like.device), sin.to(like.device)
         self.tables = [(self._cos, self._sin)]
         """Of all positions, the only kind of rotation."""

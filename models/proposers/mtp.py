@@ -115,7 +115,6 @@ def _described(target: Target) -> tuple[ConfigReader, DecoderConfig, str]:
     reader = read_config(target.folder).reader
     if not reader.integer(COUNT, 0, least=0):
         raise refuse(f"method mtp: {COUNT} is 0 in the model's config.json", "see the other methods")
-    moe = None if model.moe is None else msgspec.structs.replace(model.moe, layers=(True,))
-    one = msgspec.structs.replace(model, num_layers=1, moe=moe, windows=(None,), hybrid_cache=False)
-    one = msgspec.structs.replace(one, windows=own_windows(one, cache_layout(model)))
+    one = msgspec.structs.replace(model, layers=model.layers[-1:], hybrid_cache=False).with_layers(window=None)
+    one = one.with_layers(window=own_windows(one, cache_layout(model)))
     return reader, one, f"model.layers.{model.num_layers}."

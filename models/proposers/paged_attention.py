@@ -45,7 +45,7 @@ class Paging:
         """config: of the drafter's layers; their windows are those of `own_windows`."""
         self._views = cache_layout(config).views
         self._group = lying_in(cache.layout)
-        self.block_size, self._heads = cache.block_size, config.num_kv_heads
+        self.block_size, self._heads = cache.block_size, config.layers[0].num_kv_heads
         self.gaps = MissingKV(cache.block_size, whole=cache.layout.windows[self._group] is None)
         self.device = cache.storage.device
         self._plan = plan_attention(

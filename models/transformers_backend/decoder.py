@@ -179,7 +179,7 @@ def read_model(
             model = found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype)
     elif is_gguf(folder):
         model = empty_model(found, settings, attn_implementation=attention.NAME, dtype=dtype)
-        fill(model, folder, dtype, config.head_dim, tied=config.tie_word_embeddings)
+        fill(model, folder, dtype, config.layers[0].head_dim, tied=config.tie_word_embeddings)
     elif form is not None:
         stored = QuantizedCheckpoint(folder, dtype, lambda _: None, form)
         parts = read_parts(stored, skeleton, config, mode)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape
 from troupellm.models.config.hf_config import DTYPES, FILE, TEXT_PART, ConfigReader, architecture_of
 from troupellm.models.config.quantization_section import KEY as QUANTIZATION
 from troupellm.models.config.transformers_package import INSTALL, has_transformers
@@ -66,18 +66,21 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         architecture=architecture,
         vocab_size=int(text.vocab_size),
         hidden_size=hidden_size,
-        intermediate_size=_widest(text) or 4 * hidden_size,
-        num_layers=len(calls),
-        num_heads=first.query.shape[1],
-        num_kv_heads=first.key.shape[1],
-        head_dim=first.key.shape[3],
+        layers=tuple(
+            LayerShape(
+                num_heads=first.query.shape[1],
+                num_kv_heads=first.key.shape[1],
+                head_dim=first.key.shape[3],
+                window=window,
+                intermediate_size=_widest(text) or 4 * hidden_size,
+            )
+            for window in _windows(text, calls, architecture)
+        ),
         rms_norm_eps=1e-6,
         max_position_embeddings=longest,
-        rope=RopeConfig(),
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         checkpoint_dtype=reader.choice(dtype_key, DTYPES, "float32"),
         head="lm" if _writes(architecture) else "none",
-        windows=_windows(text, calls, architecture),
         text_part=text_part,
         implementation="transformers",
         num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),

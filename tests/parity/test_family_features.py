@@ -3,12 +3,13 @@
 Otherwise a family whose description forgets something could equal `transformers` all the same.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from troupellm.models.config.decoder_config import LayerNormBlock, LayerNorms, QueryGrowth, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerNormBlock, LayerNorms, QueryGrowth, RopeConfig
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
 from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
 from troupellm.tests.support.checkpoints.decoder_pairs import Pair
@@ -19,43 +20,52 @@ CLEAR = 0.01
 """A hundred times what parity forgives."""
 ROTATION, NEARBY = RopeConfig(theta=10000.0), RopeConfig(theta=100.0)
 TRUNCATED = RopeConfig(kind="yarn", theta=10000.0, factor=8.0, original_max_position=32)
-FEATURES: dict[str, list[dict[str, Any]]] = {
+STRETCHED = RopeConfig(kind="linear", theta=5000.0, factor=2.5)
+Changes = dict[str, Any]
+
+
+def all_turned(config: DecoderConfig) -> Changes:
+    """The first rotation in every layer."""
+    return {"layers": {"rope": config.ropes[0]}}
+
+
+FEATURES: dict[str, list[Changes | Callable[[DecoderConfig], Changes]]] = {
     "gemma2": [
         {"attention_softcap": 0.0}, {"logit_softcap": 0.0}, {"embedding_scale": 1.0}, {"norm_offset": 0.0},
-        {"attention_scale": None}, {"activation": "silu"}, {"windows": (None, None)}, {"windows": (20, 20)},
+        {"attention_scale": None}, {"activation": "silu"}, {"layers": {"window": None}}, {"layers": {"window": 20}},
         {"norms": LayerNorms(before_feed_forward="pre_feedforward_layernorm")},
     ],
     "gemma3": [
-        {"qk_norm": "none"}, {"layer_ropes": ()}, {"layer_ropes": (NEARBY, NEARBY, NEARBY)},
-        {"windows": (None, None, None)}, {"embedding_scale": 1.0}, {"norm_offset": 0.0},
+        {"qk_norm": "none"}, {"layers": {"rope": STRETCHED}}, {"layers": {"rope": NEARBY}},
+        {"layers": {"window": None}}, {"embedding_scale": 1.0}, {"norm_offset": 0.0},
         {"attention_scale": None}, {"activation": "silu"},
     ],
-    "phi3": [{"windows": (None, None)}],
-    "phi3_short": [{"rope": ROTATION}],
-    "phi3_long": [{"rope": ROTATION}, {"rotary_dim": None, "rope": ROTATION}],
+    "phi3": [{"layers": {"window": None}}],
+    "phi3_short": [{"layers": {"rope": ROTATION}}],
+    "phi3_long": [{"layers": {"rope": ROTATION}}, {"layers": {"rotary_dim": None, "rope": ROTATION}}],
     "granite": [
         {"embedding_scale": 1.0}, {"residual_multiplier": 1.0}, {"attention_scale": None}, {"logit_scale": 1.0},
     ],
     "olmo2": [{"qk_norm": "none"}, {"norms": LayerNorms(before_attention=None, before_feed_forward=None)}],
-    "glm": [{"rotary_dim": None}, {"rope_interleaved": False}, {"qkv_bias": False}],
-    "glm4": [{"rotary_dim": None}, {"rope_interleaved": False}, {"norms": LayerNorms()}],
-    "smollm3": [{"layer_ropes": ()}],
-    "smollm3_window": [{"windows": (None, None)}],
-    "smollm3_listed_windows": [{"windows": (None, None)}],
-    "mixtral": [{"windows": (None, None)}, {"moe": {"renormalize": False}}, {"moe": {"top_k": 1}}],
+    "glm": [{"layers": {"rotary_dim": None}}, {"rope_interleaved": False}, {"qkv_bias": False}],
+    "glm4": [{"layers": {"rotary_dim": None}}, {"rope_interleaved": False}, {"norms": LayerNorms()}],
+    "smollm3": [all_turned],
+    "smollm3_window": [{"layers": {"window": None}}],
+    "smollm3_listed_windows": [{"layers": {"window": None}}],
+    "mixtral": [{"layers": {"window": None}}, {"moe": {"renormalize": False}}, {"moe": {"top_k": 1}}],
     "qwen2_moe": [
-        {"windows": (None, None, None)}, {"qkv_bias": False}, {"moe": {"renormalize": True}},
+        {"layers": {"window": None}}, {"qkv_bias": False}, {"moe": {"renormalize": True}},
         {"moe": {"shared_gate": False}}, {"moe": {"shared_size": 0}}, {"moe": {"scoring": "softmax_of_chosen"}},
     ],
     "qwen3_moe": [{"qk_norm": "none"}, {"moe": {"renormalize": False}}, {"moe": {"top_k": 2}}],
     "gpt_oss": [
-        {"attention_sinks": False}, {"windows": (None, None, None)}, {"windows": (20, 20, 20)}, {"rope": ROTATION},
-        {"rope": TRUNCATED}, {"qkv_bias": False}, {"out_bias": False}, {"moe": {"bias": False}},
-        {"moe": {"scoring": "softmax"}}, {"moe": {"swiglu_alpha": 1.702}}, {"moe": {"swiglu_limit": 7.0}},
-        {"moe": {"swiglu_limit": None}},
+        {"layers": {"sinks": False}}, {"layers": {"window": None}}, {"layers": {"window": 20}},
+        {"layers": {"rope": ROTATION}}, {"layers": {"rope": TRUNCATED}}, {"qkv_bias": False}, {"out_bias": False},
+        {"moe": {"bias": False}}, {"moe": {"scoring": "softmax"}}, {"moe": {"swiglu_alpha": 1.702}},
+        {"moe": {"swiglu_limit": 7.0}}, {"moe": {"swiglu_limit": None}},
     ],
     "deepseek_v2_lite": [
-        {"attention_scale": None}, {"rope": ROTATION}, {"rope_interleaved": False}, {"moe": {"scale": 1.0}},
+        {"attention_scale": None}, {"layers": {"rope": ROTATION}}, {"rope_interleaved": False}, {"moe": {"scale": 1.0}},
         {"moe": {"renormalize": True}}, {"moe": {"scoring": "softmax_of_chosen"}}, {"moe": {"shared_size": 0}},
     ],
     "deepseek_v2": [{"qkv_bias": False}, {"out_bias": False}, {"moe": {"groups": 1}}, {"rope_interleaved": False}],
@@ -64,26 +74,28 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
         {"moe": {"renormalize": False}}, {"moe": {"scale": 1.0}}, {"moe": {"scoring": "softmax"}},
         {"moe": {"group_score": "max"}},
     ],
-    "ministral3": [{"query_growth": None}, {"query_growth": QueryGrowth(beta=0.3, original=32)}, {"rope": ROTATION}],
+    "ministral3": [
+        {"query_growth": None}, {"query_growth": QueryGrowth(beta=0.3, original=32)}, {"layers": {"rope": ROTATION}},
+    ],
     "mistral4": [
         {"query_growth": None}, {"attention_scale": None}, {"rope_interleaved": False}, {"moe": {"groups": 1}},
         {"moe": {"scoring": "sigmoid"}}, {"moe": {"renormalize": False}}, {"moe": {"scale": 1.0}},
     ],
     "glm4_moe": [
-        {"qk_norm": "none"}, {"rotary_dim": None}, {"rope_interleaved": True}, {"moe": {"groups": 1}},
+        {"qk_norm": "none"}, {"layers": {"rotary_dim": None}}, {"rope_interleaved": True}, {"moe": {"groups": 1}},
         {"moe": {"choice_bias": False}}, {"moe": {"scale": 1.0}}, {"moe": {"scoring": "softmax"}},
     ],
     "glm4_moe_biases": [{"qkv_bias": False}, {"moe": {"renormalize": True}}],
     "minimax_m2": [
-        {"qk_norm": "none"}, {"rotary_dim": None}, {"moe": {"choice_bias": False}}, {"moe": {"scoring": "softmax"}},
-        {"moe": {"renormalize": False}},
+        {"qk_norm": "none"}, {"layers": {"rotary_dim": None}}, {"moe": {"choice_bias": False}},
+        {"moe": {"scoring": "softmax"}}, {"moe": {"renormalize": False}},
     ],
     "exaone4": [
-        {"qk_norm": "none"}, {"layer_ropes": ()}, {"windows": (None, None, None)},
+        {"qk_norm": "none"}, all_turned, {"layers": {"window": None}},
         {"norms": LayerNorms(before_attention=None, before_feed_forward=None)},
     ],
     "exaone_moe": [
-        {"qk_norm": "none"}, {"layer_ropes": ()}, {"windows": (None, None, None)}, {"moe": {"groups": 1}},
+        {"qk_norm": "none"}, all_turned, {"layers": {"window": None}}, {"moe": {"groups": 1}},
         {"moe": {"choice_bias": False}}, {"moe": {"scale": 1.0}}, {"moe": {"shared_size": 0}},
     ],
     "seed_oss": [{"qkv_bias": False}, {"out_bias": False}, {"mlp_bias": False}],
@@ -94,16 +106,16 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
         {"moe": {"scoring": "sigmoid"}}, {"moe": {"shared_size": 0}},
     ],
     "dots1": [
-        {"qk_norm": "none"}, {"windows": (None, None, None)}, {"moe": {"groups": 1}}, {"moe": {"choice_bias": False}},
+        {"qk_norm": "none"}, {"layers": {"window": None}}, {"moe": {"groups": 1}}, {"moe": {"choice_bias": False}},
         {"moe": {"scale": 1.0}},
     ],
     "granite4": [
-        {"layer_ropes": (None, None)}, {"embedding_scale": 1.0}, {"residual_multiplier": 1.0},
+        {"layers": {"rope": None}}, {"embedding_scale": 1.0}, {"residual_multiplier": 1.0},
         {"attention_scale": None}, {"logit_scale": 1.0},
     ],
-    "granite4_without_rotation": [{"layer_ropes": ()}],
+    "granite4_without_rotation": [{"layers": {"rope": ROTATION}}],
     "cohere2": [
-        {"layer_ropes": ()}, {"rope_interleaved": False}, {"windows": (None, None, None)}, {"logit_scale": 1.0},
+        all_turned, {"rope_interleaved": False}, {"layers": {"window": None}}, {"logit_scale": 1.0},
         {"qkv_bias": False},
     ],
     "falcon": [
@@ -112,10 +124,14 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
     ],
     "falcon_newer": [{"qkv_by_group": False}],
     "falcon_in_turn": [{"qkv_by_group": False}, {"layer_norms": LayerNormBlock(parallel=True, ungated="gelu")}],
-    "gpt_neox": [{"rotary_dim": None}, {"layer_norms": LayerNormBlock(ungated="gelu")}, {"qkv_by_group": False}],
-    "phi": [{"rotary_dim": None}, {"head_bias": False}, {"mlp_bias": False}],
-    "nemotron": [{"norm_offset": 0.0}, {"rotary_dim": None}, {"layer_norms": LayerNormBlock(ungated="gelu")}],
-    "starcoder2": [{"windows": (None, None)}, {"mlp_bias": False}],
+    "gpt_neox": [
+        {"layers": {"rotary_dim": None}}, {"layer_norms": LayerNormBlock(ungated="gelu")}, {"qkv_by_group": False},
+    ],
+    "phi": [{"layers": {"rotary_dim": None}}, {"head_bias": False}, {"mlp_bias": False}],
+    "nemotron": [
+        {"norm_offset": 0.0}, {"layers": {"rotary_dim": None}}, {"layer_norms": LayerNormBlock(ungated="gelu")},
+    ],
+    "starcoder2": [{"layers": {"window": None}}, {"mlp_bias": False}],
     "deepseek_v3_halves": [{"rope_interleaved": True}, {"moe": {"renormalize": True}}],
 }  # fmt: skip
 
@@ -146,6 +162,7 @@ def test_without_any_feature_the_logits_are_others(
     name, pair = name_and_pair
     expected = pair.logits(make_prompt(LENGTH))[-1]
     torch.testing.assert_close(last_logits(pair, monkeypatch), expected, atol=TOLERANCE, rtol=TOLERANCE)
-    for changes in FEATURES[name]:
+    for feature in FEATURES[name]:
+        changes = feature(pair.config) if callable(feature) else feature
         wrong = last_logits(pair.mistaken(**changes), monkeypatch)
         assert (wrong - expected).abs().max() > CLEAR, f"{name} is the same with {changes}"

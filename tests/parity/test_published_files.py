@@ -12,7 +12,7 @@ import transformers
 
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
-from troupellm.models.layers.rope import rope_frequencies
+from troupellm.models.layers.rope import rope_frequencies, rotation_of
 from troupellm.models.load.architecture import served_part
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
@@ -304,9 +304,9 @@ def test_a_published_file_means_the_same(tmp_path: Path, name: str) -> None:
         kind = buffer.rpartition(".")[2]
         if kind.endswith("inv_freq") and "original" not in kind:
             layer = pair.config.windows.index(None) if kind.startswith("full_attention") else 0
-            rope = pair.config.rope_of(layer)
-            assert rope is not None
-            found, _ = rope_frequencies(rope, pair.config.rotary_dim or pair.config.head_dim, LENGTH)
+            rotation = rotation_of(pair.config.layers[layer])
+            assert rotation is not None
+            found, _ = rope_frequencies(*rotation, LENGTH)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     prompt = make_prompt(LENGTH)
     torch.testing.assert_close(pair.own_logits(prompt), pair.logits(prompt)[-1], atol=TOLERANCE, rtol=TOLERANCE)
@@ -355,5 +355,5 @@ def test_bases_beside_gemmas_two_sections_count_where_these_name_none() -> None:
     sections = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
     file = {**PUBLISHED["gemma-3-1b"], "rope_parameters": sections, "rope_theta": 5e5, "rope_local_base_freq": 2e4}
     config = describe_decoder(ConfigReader(file))
-    ropes = [config.rope_of(layer) for layer in (0, 5)]
+    ropes = [config.layers[layer].rope for layer in (0, 5)]
     assert [rope and rope.theta for rope in ropes] == [2e4, 5e5]

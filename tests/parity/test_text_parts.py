@@ -193,7 +193,7 @@ def test_the_first_files_of_glm_4_1v_have_no_section_for_text() -> None:
     nested = {**file, "text_config": {**text, "model_type": "glm4v_text"}}
     flat, parted = (describe_decoder(served_part(ConfigReader(values))[0]) for values in ({**file, **text}, nested))
     assert flat == parted
-    assert (flat.architecture, flat.rotary_dim, flat.text_part) == ("Glm4ForCausalLM", 8, True)
+    assert (flat.architecture, flat.layers[0].rotary_dim, flat.text_part) == ("Glm4ForCausalLM", 8, True)
 
 
 @pytest.mark.parametrize(

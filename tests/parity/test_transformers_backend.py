@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 import torch
 import transformers
@@ -128,7 +127,7 @@ def test_the_model_is_described_by_itself(pair: Pair) -> None:
     config, reference = pair.config, pair.reference
     assert config.implementation == "transformers"
     assert config.num_parameters == reference.num_parameters()
-    assert (config.num_layers, config.num_heads, config.hidden_size) == (2, 4, 64)
+    assert (config.num_layers, config.layers[0].num_heads, config.hidden_size) == (2, 4, 64)
     kinds = getattr(reference.config, "layer_types", None) or [None, None]
     window = getattr(reference.config, "sliding_window", None)
     assert config.windows == tuple(None if kind == "full_attention" else window for kind in kinds)
@@ -209,7 +208,7 @@ def test_a_model_that_pages_compute_otherwise_is_found_out(
     """Stands for all that a model may do beside what the interface shows."""
     pair = BackendPair(tmp_path, FAMILIES["starcoder2"]())
     if "window" in mistake:
-        pair.decoder.config = msgspec.structs.replace(pair.config, windows=(3, 3))
+        pair.decoder.config = pair.config.with_layers(window=3)
     answer = attention.PagedAnswer.__call__
 
     def wrong(self: attention.PagedAnswer, call: attention.AttentionCall) -> torch.Tensor:

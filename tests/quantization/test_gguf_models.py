@@ -245,12 +245,12 @@ def test_what_is_not_supported_is_refused_by_its_key(tmp_path: Path, extra: dict
 def test_a_whole_number_may_be_written_as_a_float(tmp_path: Path) -> None:
     written = Written(tmp_path / "odd.gguf", llama(), {"": Kind.Q8_0}, extra={"llama.nextn_predict_layers": 0.0})
     model = describe_decoder(ConfigReader.load(written.path))
-    assert GgufWeights(written.path, torch.float32, model.head_dim).left_out == []
+    assert GgufWeights(written.path, torch.float32, model.layers[0].head_dim).left_out == []
 
 
 def test_tensors_are_held_against_the_model(tiny: Written) -> None:
     model = describe_decoder(ConfigReader.load(tiny.path))
-    weights = GgufWeights(tiny.path, torch.float32, model.head_dim)
+    weights = GgufWeights(tiny.path, torch.float32, model.layers[0].head_dim)
     with pytest.raises(ModelLoadError, match=r"tensor blk.0.ffn_up.weight has shape \[512, 256\], expected \[1, 2\]"):
         weights.linear("model.layers.0.mlp.up_proj", (1, 2))
     with pytest.raises(ModelLoadError, match=r"tensor blk.0.ffn_up.weight is missing"):

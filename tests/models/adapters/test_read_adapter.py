@@ -169,8 +169,8 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
 
 def test_a_layer_with_experts_takes_no_adapter_of_its_feed_forward_part(tmp_path: Path) -> None:
     write_adapter(tmp_path, MODEL)
-    moe = MoeConfig(layers=(False, True), num_experts=2, top_k=1, intermediate_size=8)
-    said = refusal(tmp_path, msgspec.structs.replace(MODEL, moe=moe))
+    moe = MoeConfig(num_experts=2, top_k=1, intermediate_size=8)
+    said = refusal(tmp_path, MODEL.with_layers(experts=(None, moe)))
     assert "layers.1.mlp.down_proj" in said
     assert "takes no adapter" in said
 

@@ -24,9 +24,9 @@ def describe(folder: Path, **changes: Any) -> DecoderConfig:
 
 def test_defaults_of_a_small_file(tmp_path: Path) -> None:
     config = describe(tmp_path)
-    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert (config.layers[0].num_kv_heads, config.layers[0].head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert config.windows == (None, None, None)
-    assert (config.rope.kind, config.rope.theta) == ("default", 10000.0)
+    assert (config.ropes[0].kind, config.ropes[0].theta) == ("default", 10000.0)
     assert not config.tie_word_embeddings
     assert config.qk_norm == "none"
     assert config.checkpoint_dtype == "float32"
@@ -111,7 +111,8 @@ def test_old_and_new_spelling_of_rope_agree(tmp_path: Path) -> None:
     new = describe(tmp_path, rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, **yarn})
     both = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **yarn}}
     assert describe(tmp_path, **both, rope_scaling={"type": "yarn", **yarn}) == old == new
-    assert (new.rope.kind, new.rope.theta, new.rope.factor, new.rope.original_max_position) == ("yarn", 500.0, 4.0, 32)
+    (rope,) = new.ropes
+    assert (rope.kind, rope.theta, rope.factor, rope.original_max_position) == ("yarn", 500.0, 4.0, 32)
 
 
 def test_what_the_first_phi3_files_call_yarn_is_longrope(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_what_the_first_phi3_files_call_yarn_is_longrope(tmp_path: Path) -> None
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     kinds = [describe(tmp_path, **phi, rope_scaling={"type": kind, **factors}) for kind in ("longrope", "su", "yarn")]
     assert kinds[0] == kinds[1] == kinds[2]
-    assert kinds[2].rope.long_factor == (2.0,) * 8
+    assert kinds[2].ropes[0].long_factor == (2.0,) * 8
 
 
 @pytest.mark.parametrize("number", [10**400, float("inf"), float("nan"), True], ids=["huge", "inf", "nan", "true"])
@@ -173,13 +174,13 @@ def test_biases_and_norms_of_the_families(tmp_path: Path) -> None:
 def test_values_that_files_with_experts_leave_out(tmp_path: Path) -> None:
     experts = {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
     glm = describe(tmp_path, architectures=["Glm4MoeForCausalLM"], num_attention_heads=16, **experts)
-    assert glm.num_kv_heads == 8, "as the models' own code"
+    assert glm.layers[0].num_kv_heads == 8, "as the models' own code"
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     mistral = {"architectures": ["Mistral4ForCausalLM"], "rope_parameters": rope, **experts}
     assert describe(tmp_path, **mistral, scoring_func="softmax") == describe(tmp_path, **mistral)
     qwen = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4}
     kinds = ("qwen3_vl_moe_text", "qwen3_moe")
-    found = [describe(tmp_path, **qwen, model_type=kind).moe for kind in kinds]
+    found = [describe(tmp_path, **qwen, model_type=kind).experts for kind in kinds]
     assert [moe and moe.renormalize for moe in found] == [True, False]
 
 

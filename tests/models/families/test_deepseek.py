@@ -44,12 +44,14 @@ def described(values: dict[str, Any], **changes: Any) -> DecoderConfig:
 
 def test_the_first_files_are_understood() -> None:
     lite, third = described(LITE), described(THIRD)
-    assert None not in (lite.mla, lite.moe, third.mla, third.moe)
-    assert (lite.num_kv_heads, lite.head_dim, lite.rotary_dim, lite.mla.query_latent) == (1, 576, 64, None)
-    assert (lite.moe.groups, lite.moe.shared_size, lite.moe.layers.count(True)) == (1, 2816, 26)
+    assert None not in (lite.mla, lite.experts, third.mla, third.experts)
+    last = lite.layers[-1]
+    assert (last.num_kv_heads, last.head_dim, last.rotary_dim, lite.mla.query_latent) == (1, 576, 64, None)
+    assert (lite.experts.groups, lite.experts.shared_size) == (1, 2816)
+    assert [shape.experts is None for shape in lite.layers].count(False) == 26
     assert lite.attention_scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * torch.tensor(40.0).log().item() + 1) ** 2)
-    assert (third.mla.query_latent, third.moe.groups, third.moe.top_groups) == (1536, 8, 4)
-    assert (third.moe.choice_bias, third.moe.renormalize, third.moe.scoring) == (True, True, "sigmoid")
+    assert (third.mla.query_latent, third.experts.groups, third.experts.top_groups) == (1536, 8, 4)
+    assert (third.experts.choice_bias, third.experts.renormalize, third.experts.scoring) == (True, True, "sigmoid")
 
 
 def test_a_token_takes_one_latent_vector_per_layer() -> None:

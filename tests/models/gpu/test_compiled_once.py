@@ -105,15 +105,15 @@ def test_products_of_any_number_of_rows() -> None:
     assert found["sum_kernel"] == 1
 
 
-def described(name: str, folder: Path, **changes: Any) -> DecoderConfig:
+def described(name: str, folder: Path, *, layers: dict[str, Any] | None = None, **changes: Any) -> DecoderConfig:
     """Of one layer, or of two that differ, and else as it is."""
-    config = {**config_of(name), "num_hidden_layers": len(changes.get("windows", (None,)))}
+    config = {**config_of(name), "num_hidden_layers": 1 if layers is None else 2}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return msgspec.structs.replace(describe_decoder(ConfigReader.load(folder)), **changes)
+    return msgspec.structs.replace(describe_decoder(ConfigReader.load(folder)), **changes).with_layers(**layers or {})
 
 
 VARIED = {
-    "windows": (64, None), "hybrid_cache": True, "attention_sinks": True, "attention_softcap": 5.0,
+    "layers": {"window": (64, None), "sinks": True}, "hybrid_cache": True, "attention_softcap": 5.0,
     "logit_softcap": 4.0, "activation": "gelu_tanh", "norm_offset": 1.0,
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {

@@ -29,7 +29,7 @@ from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.messages.worker import NewRow, SamplingState
 from troupellm.tests.support.gpu.absent_gpu import BLOCK_SIZE, BLOCKS, LENGTH, META, PLAIN, VOCAB, AbsentGpu
 
-ONE = msgspec.structs.replace(PLAIN, num_layers=1, windows=(None,))
+ONE = msgspec.structs.replace(PLAIN, layers=PLAIN.layers[:1])
 ROWS = 3
 
 

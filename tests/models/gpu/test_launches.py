@@ -22,7 +22,7 @@ TAPS = AuxHiddenStates(last=True)
 
 def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:
     """Of a model of so many pairs of layers."""
-    config = msgspec.structs.replace(config, num_layers=2 * pairs, windows=config.windows * pairs)
+    config = msgspec.structs.replace(config, layers=config.layers * pairs)
     with launches() as names:
         plan = triton_planner(config, BLOCK_SIZE, torch.bfloat16, invariant=False)
         gpu, columns = absent(config, plan, TAPS), numbers(WIDTH, key.requests)

@@ -25,12 +25,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> DecoderConfig:
 
 
 def with_groups(config: DecoderConfig) -> DecoderConfig:
-    return msgspec.structs.replace(config, num_layers=5, windows=(8, 8, None, 8, 8), hybrid_cache=True)
+    longer = msgspec.structs.replace(config, layers=config.layers[:1] * 5, hybrid_cache=True)
+    return longer.with_layers(window=(8, 8, None, 8, 8))
 
 
 def latent(config: DecoderConfig) -> DecoderConfig:
     mla = MlaConfig(latent=24, plain=8, rotated=8, value=8, query_latent=None)
-    return msgspec.structs.replace(config, mla=mla, num_kv_heads=1, head_dim=32)
+    return msgspec.structs.replace(config, mla=mla).with_layers(num_kv_heads=1, head_dim=32)
 
 
 def filled(config: DecoderConfig, dtype: torch.dtype, drafter: DecoderConfig | None) -> KVCache:
@@ -52,7 +53,8 @@ def everything(cache: KVCache, block: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", ["plain", "groups", "latent", "drafter"])
 def test_a_block_comes_back_whole(plain: DecoderConfig, kind: str, dtype: torch.dtype) -> None:
     config = {"groups": with_groups, "latent": latent}.get(kind, lambda given: given)(plain)
-    drafter = msgspec.structs.replace(plain, num_layers=1, head_dim=16, num_kv_heads=1) if kind == "drafter" else None
+    narrow = msgspec.structs.replace(plain, layers=plain.layers[:1]).with_layers(head_dim=16, num_kv_heads=1)
+    drafter = narrow if kind == "drafter" else None
     cache = filled(config, dtype, drafter)
     size = block_bytes(config, SIZE, dtype) + (0 if drafter is None else block_bytes(drafter, SIZE, dtype))
     assert bytes_of_block(cache) == size

@@ -132,8 +132,8 @@ def test_of_experts_only_the_chosen_ones_are_active(tmp_path: Path) -> None:
         tmp_path
     )
     model = describe_model(tmp_path)
-    assert model.moe is not None
-    expert = 3 * model.hidden_size * model.intermediate_size
+    assert model.experts is not None
+    expert = 3 * model.hidden_size * model.experts.intermediate_size
     total, active = (weight_count(model, active=active) for active in (False, True))
     assert total - active == model.num_layers * (4 - 2) * expert
     assert "B parameters" in plan(tmp_path).table().splitlines()[0]

@@ -10,20 +10,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from troupellm.models.adapters.sites import Part, Site, decoder_sites
-from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, RopeConfig
 
 MODEL = DecoderConfig(
     architecture="LlamaForCausalLM",
     vocab_size=40,
     hidden_size=16,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
+    layers=(LayerShape(num_heads=2, num_kv_heads=1, head_dim=8, rope=RopeConfig(), intermediate_size=24),) * 2,
     rms_norm_eps=1e-6,
     max_position_embeddings=64,
-    rope=RopeConfig(),
     tie_word_embeddings=False,
     checkpoint_dtype="float32",
 )

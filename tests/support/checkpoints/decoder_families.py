@@ -165,7 +165,7 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         norm_topk_prob=False,
         rope_interleave=False,
     ),
-    "ministral3": lambda: transformers.Ministral3Config(**SIZES, head_dim=32, rope_parameters=GROWING),
+    "ministral3": lambda: transformers.Ministral3Config(**SIZES, head_dim=32, rope_parameters={**GROWING}),
     "mistral4": lambda: transformers.Mistral4Config(
         **{**LATENT, "n_shared_experts": 1},
         q_lora_rank=40,
@@ -173,7 +173,7 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         n_group=4,
         topk_group=2,
         routed_scaling_factor=1.3,
-        rope_parameters=GROWING,
+        rope_parameters={**GROWING},
     ),
     "glm4_moe": lambda: transformers.Glm4MoeConfig(
         **ROUTED, first_k_dense_replace=1, n_group=4, topk_group=2, use_qk_norm=True, routed_scaling_factor=1.3

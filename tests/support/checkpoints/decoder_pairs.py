@@ -21,6 +21,7 @@ from troupellm.tests.support.checkpoints.hand_driver import Driver
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 MAX_LEN = 192
+Changes = dict[str, Any]
 
 
 class Pair:
@@ -56,12 +57,13 @@ class Pair:
         self.decoder, checkpoint = self._read()
         checkpoint.finish()
 
-    def mistaken(self, **changes: Any) -> "Pair":
-        """The same checkpoint, with a description that says something else; `moe` holds changes of its own."""
+    def mistaken(self, *, layers: Changes | None = None, moe: Changes | None = None, **changes: Any) -> "Pair":
+        """The same checkpoint, with a description that says something else, also of its layers and their experts."""
         other = copy.copy(self)
-        if "moe" in changes:
-            changes["moe"] = msgspec.structs.replace(self.config.moe, **changes["moe"])
-        other.config = msgspec.structs.replace(self.config, **changes)
+        other.config = msgspec.structs.replace(self.config, **changes).with_layers(**layers or {})
+        if moe is not None:
+            experts = [shape.experts and msgspec.structs.replace(shape.experts, **moe) for shape in self.config.layers]
+            other.config = other.config.with_layers(experts=tuple(experts))
         other.decoder, _ = other._read()
         return other
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.checkpoint.safetensors import RandomWeights
-from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, RopeConfig
 from troupellm.models.gpu.batch import BatchMaker, GroupPlanner
 from troupellm.models.gpu.cuda_graphs import DecodeGraphs
 from troupellm.models.gpu.device import CpuDevice
@@ -35,30 +35,22 @@ PLAIN = DecoderConfig(
     architecture="LlamaForCausalLM",
     vocab_size=VOCAB,
     hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
+    layers=(LayerShape(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig(), intermediate_size=96),) * 2,
     rms_norm_eps=1e-5,
     max_position_embeddings=LENGTH,
-    rope=RopeConfig(),
     tie_word_embeddings=False,
     checkpoint_dtype="bfloat16",
-    windows=(None, None),
 )
 VARIED = msgspec.structs.replace(
     PLAIN,
-    windows=(8, None),
     hybrid_cache=True,
     qk_norm="head",
     norm_offset=1.0,
     embedding_scale=8.0,
-    attention_sinks=True,
     attention_softcap=5.0,
     logit_softcap=4.0,
     activation="gelu_tanh",
-)
+).with_layers(window=(8, None), sinks=True)
 
 
 @dataclass

@@ -4,7 +4,7 @@ import torch
 
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.paged_attention.device_plan import DevicePlan
-from troupellm.models.config.decoder_config import DecoderConfig, MlaConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, MlaConfig, RopeConfig
 from troupellm.models.gpu.batch import DeviceSpans, triton_planner
 
 DEVICE = check_device()
@@ -17,17 +17,11 @@ def config() -> DecoderConfig:
         architecture="DeepseekV2ForCausalLM",
         vocab_size=64,
         hidden_size=32,
-        intermediate_size=32,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=1,
-        head_dim=24,
+        layers=(LayerShape(num_heads=4, num_kv_heads=1, head_dim=24, rope=RopeConfig(), intermediate_size=32),),
         rms_norm_eps=1e-5,
         max_position_embeddings=64,
-        rope=RopeConfig(),
         tie_word_embeddings=False,
         checkpoint_dtype="float32",
-        windows=(None,),
         mla=latent,
     )
 

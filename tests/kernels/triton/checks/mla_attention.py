@@ -10,7 +10,7 @@ from troupellm.kernels.mla_attention import mla_attention
 from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, make_inputs
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
-from troupellm.models.config.decoder_config import DecoderConfig, MlaConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, MlaConfig, RopeConfig
 from troupellm.models.gpu.batch import DeviceSpans, triton_planner
 
 DEVICE = check_device()
@@ -82,17 +82,19 @@ def test_long_rows_are_expanded_and_the_others_absorbed(rows: tuple[int, ...]) -
         architecture="DeepseekV2ForCausalLM",
         vocab_size=64,
         hidden_size=32,
-        intermediate_size=32,
-        num_layers=1,
-        num_heads=case.heads,
-        num_kv_heads=1,
-        head_dim=case.latent + case.rotated,
+        layers=(
+            LayerShape(
+                num_heads=case.heads,
+                num_kv_heads=1,
+                head_dim=case.latent + case.rotated,
+                rope=RopeConfig(),
+                intermediate_size=32,
+            ),
+        ),
         rms_norm_eps=1e-5,
         max_position_embeddings=64,
-        rope=RopeConfig(),
         tie_word_embeddings=False,
         checkpoint_dtype="float32",
-        windows=(None,),
         mla=mla,
     )
     order = np.array(rows)
