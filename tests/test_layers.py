@@ -98,6 +98,7 @@ BENCHMARKS_OF_THE_STEP = tuple(
         "bench/kernels.py",
         "bench/step.py",
         "bench/lora.py",
+        "quality/checkpoint.py",
         "workers/host_time.py",
     )
 )
