@@ -25,6 +25,9 @@ DOWN = (
 """All types of a tensor that no mixture gives this model, and the two K-quants that one gives to few tensors only."""
 FEW = PROMPTS[:8]
 NEW_TOKENS = 24
+TIE = 5e-3
+"""Packed products round their inputs to 16 bits. On this model that moves log-probabilities by 6e-4 in the root mean
+square, in each type of the weights, and by 5e-3 at most (600 tokens of four types)."""
 
 
 def check(path: Path) -> None:
@@ -33,7 +36,7 @@ def check(path: Path) -> None:
 
     served = anyio.run(ask)
     assert [len(answer.tokens) for answer in served.answers] == [NEW_TOKENS] * len(FEW)
-    check_greedy(Reference(path), served.answers)
+    check_greedy(Reference(path), served.answers, tie=TIE)
 
 
 @pytest.mark.parametrize("file_type", MIXTURES)
