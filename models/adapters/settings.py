@@ -25,7 +25,6 @@ _UNSERVED = {
     "target_parameters": "an adapter on experts or other bare parameters",
     "trainable_token_indices": "trained token embeddings",
     "use_bdlora": "BD-LoRA",
-    "use_dora": "DoRA",
     "use_qalora": "QA-LoRA",
     "velora_config": "VeLoRA",
 }
@@ -35,7 +34,7 @@ _OF_TRAINING = frozenset((
     "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config",
     "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r",
-    "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+    "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora",
 ))  # fmt: skip
 """Keys that are read here, or that only training looks at: the names of the tensors say which modules have a part."""
 _KEEPS_THE_BASE = frozenset({"gaussian", "eva", "orthogonal", "mica"})
@@ -57,6 +56,10 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Scale by alpha / sqrt(rank) instead of alpha / rank."""
     bias: bool
     """The second matrix has a bias."""
+    dora: bool
+    """Each module has the lengths that the rows of its adapted weight are brought to."""
+    ties: bool
+    """The head shares the embedding's adapter, where the base model's weights are shared."""
     base_model_name: str
 
     def rank_of(self, module: str) -> int:
@@ -96,6 +99,8 @@ def read_settings(folder: Path) -> AdapterSettings:
         alpha_pattern=_pattern(values, "alpha_pattern", _number),
         rslora=_flag(values, "use_rslora"),
         bias=_flag(values, "lora_bias"),
+        dora=_flag(values, "use_dora"),
+        ties=_flag(values, "ensure_weight_tying"),
         base_model_name=str(values.get("base_model_name_or_path") or ""),
     )
 
