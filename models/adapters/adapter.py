@@ -1,6 +1,7 @@
 """Reads an adapter strictly: every tensor has its place in the decoder, and no place has half an adapter."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors.torch
@@ -10,6 +11,14 @@ from torch import Tensor
 
 from troupellm.models.adapters.base_weights import BaseWeights
 from troupellm.models.adapters.entries import Entries, Place, check_all
+from troupellm.models.adapters.experts import (
+    ExpertAdapter,
+    ExpertPart,
+    Matrices,
+    check_experts,
+    is_of_experts,
+    layer_adapter,
+)
 from troupellm.models.adapters.files import (
     BIAS,
     COPY,
@@ -17,6 +26,7 @@ from troupellm.models.adapters.files import (
     FIRST_MATRIX,
     FIRST_VECTORS,
     MAGNITUDE,
+    RANKED,
     SECOND_MATRIX,
     SECOND_VECTORS,
     WHOLE,
@@ -65,6 +75,8 @@ class Adapter:
     sites: dict[SiteKey, tuple[PartWeights | None, ...]]
     """For each part of a site; sites without any are left out."""
     vocabulary: Vocabulary | None = None
+    experts: dict[int, ExpertAdapter] = field(default_factory=dict)
+    """By layer."""
 
     @property
     def parts(self) -> list[PartWeights]:
@@ -72,8 +84,8 @@ class Adapter:
 
     @property
     def num_bytes(self) -> int:
-        tensors = [tensor for part in self.parts for tensor in part.tensors]
-        return sum(tensor.nbytes for tensor in tensors + ([] if self.vocabulary is None else self.vocabulary.tensors))
+        held = [*self.parts, *self.experts.values(), *(() if self.vocabulary is None else (self.vocabulary,))]
+        return sum(tensor.nbytes for each in held for tensor in each.tensors)
 
 
 def read_adapter(
@@ -84,6 +96,7 @@ def read_adapter(
     *,
     base: BaseWeights | None = None,
     whole_weights: bool = True,
+    experts: bool = True,
 ) -> Adapter:
     """Read and check a folder of PEFT.
 
@@ -92,21 +105,28 @@ def read_adapter(
         dtype: of the tensors that are returned; products and scales are made in float32 first.
         base: the base model's weights; None: an adapter that needs them is refused.
         whole_weights: an embedding or a head may take the place of the base model's.
+        experts: products of experts may have adapters.
 
     Raises:
         AdapterError: a file is missing, damaged or has changed meanwhile; or a tensor does not fit the model; or the
             adapter has a feature that is not served. Nothing large is read before sizes and names were checked.
     """
-    settings = read_settings(folder)
-    known = check_all(read_entries(folder), model, settings, max_rank, whole_weights=whole_weights)
+    settings, stored = read_settings(folder), read_entries(folder)
+    of_experts = [entry for entry in stored if is_of_experts(entry)]
+    if of_experts and not experts:
+        text = "adapts experts, which is served on a CPU only, and not with --batch-invariant"
+        raise AdapterError(f"{FILE}: tensor {plain_name(of_experts[0].name)} {text}", hint=MERGE)
+    others = [entry for entry in stored if not is_of_experts(entry)]
+    known = check_all(others, model, settings, max_rank, whole_weights=whole_weights)
+    expert_parts = check_experts(of_experts, model, settings, max_rank)
+    if not stored:
+        raise AdapterError(f"{FILE} has no tensors", hint="save the adapter again")
     content = read_content(folder)
     try:
         tensors = safetensors.torch.load(content)
     except SafetensorError as error:
         raise AdapterError(f"{FILE} cannot be read: {error}", hint="save the adapter again") from error
-    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {
-        entry.name: entry.shape for _, entries in known for entry in entries.values()
-    }:
+    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {entry.name: entry.shape for entry in stored}:
         raise AdapterError(f"{FILE} has changed while it was read", hint="try again when the files are whole")
     reader = _Reader(tensors, settings, dtype, base)
     sites: dict[SiteKey, list[PartWeights | None]] = {}
@@ -119,14 +139,16 @@ def read_adapter(
             continue
         parts = sites.setdefault((place.site.layer, place.site.name), [None] * len(place.site.parts))
         parts[place.number] = reader.part(place, entries)
-    found = {key: tuple(parts) for key, parts in sites.items()}
-    rank = max(
-        (entry.shape[0] for _, entries in known for kind, entry in entries.items() if kind in _RANKED), default=0
+    ranks = [entries[kind].shape[0] for _, entries in known for kind in RANKED if kind in entries]
+    return Adapter(
+        digest=digest_of(content, settings),
+        rank=max((*ranks, *(part.rank for part in expert_parts)), default=0),
+        sites={key: tuple(parts) for key, parts in sites.items()},
+        vocabulary=Vocabulary(**wide) if wide else None,
+        experts=reader.experts(expert_parts, model),
     )
-    return Adapter(digest_of(content, settings), rank, found, Vocabulary(**wide) if wide else None)
 
 
-_RANKED = (FIRST_MATRIX, FIRST_VECTORS)
 _CHUNK = 1024
 """Rows of a weight whose lengths are computed at once."""
 
@@ -160,6 +182,15 @@ class _Reader:
         first, second = entries[FIRST_VECTORS], entries[SECOND_VECTORS]
         down, up = self._floats(first).t(), self._floats(second, self._settings.scale_of(first.module)).t()
         return {"down": self._ready(first, down), "up": self._ready(second, up)}
+
+    def experts(self, parts: list[ExpertPart], model: DecoderConfig) -> dict[int, ExpertAdapter]:
+        """The adapters of experts, by layer."""
+        by_layer: dict[int, list[Matrices]] = defaultdict(list)
+        for part in parts:
+            scale = self._settings.scale_of(part.module)
+            down, up = self._floats(part.first), self._floats(part.second, scale)
+            by_layer[part.layer].append((part, self._ready(part.first, down), self._ready(part.second, up)))
+        return {layer: layer_adapter(found, model) for layer, found in by_layer.items()}
 
     def compare(self, entry: Stored, place: Place) -> None:
         """A copy of the base model's weight beside its adapter is fine; a trained one is not served."""

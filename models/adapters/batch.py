@@ -7,9 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.fused_moe.experts import AddToExpert
 from troupellm.kernels.low_rank import low_rank_add
 from troupellm.kernels.low_rank.native import LayerAdapters, load
 from troupellm.kernels.low_rank.weights import GroupedRows, ToDevice, grouped_rows, rows_on_device
+from troupellm.models.adapters.experts import additions
 from troupellm.models.adapters.sites import HEAD_LAYER
 from troupellm.models.adapters.slots import AdapterSlots
 
@@ -50,6 +52,24 @@ class AdapterBatch:
         for group, places in () if self.tokens.host is None else self.tokens.host.runs:
             if (vocabulary := self.slots.vocabulary(group + 1)) is not None:
                 vocabulary.embed(token_ids, places, out, scale)
+
+    def experts(self, layer: int, tokens: int, *, kept: bool) -> AddToExpert | None:
+        """The addition to the experts of a layer; None where no row's adapter changes them.
+
+        Args:
+            tokens: number of rows.
+            kept: the rows are those that logits are wanted for, not all tokens.
+        """
+        rows = (self.kept if kept else self.tokens).host
+        if rows is None:
+            return None
+        found = [(group, self.slots.experts(group + 1, layer)) for group, _ in rows.runs]
+        groups = [(group, adapter) for group, adapter in found if adapter is not None]
+        if not groups:
+            return None
+        of_tokens = torch.full((tokens,), -1)
+        of_tokens[torch.from_numpy(rows.rows)] = torch.from_numpy(rows.groups)
+        return additions(groups, of_tokens)
 
     @property
     def compiled(self) -> bool:

@@ -62,8 +62,6 @@ def check_all(
             first = plain_name(next(iter(entries.values())).name)
             raise AdapterError(f"{FILE}: tensor {plain_name(entry.name)} is for the same module as {first}")
         entries[entry.kind] = entry
-    if not known:
-        raise AdapterError(f"{FILE} has no tensors", hint="save the adapter again")
     for module, entries in known.items():
         _check_module(entries, places[module], settings, max_rank)
     _check_vocabulary(known, model, settings, whole_weights=whole_weights)
@@ -83,7 +81,8 @@ def _places(model: DecoderConfig) -> dict[str, Place]:
 def _check_module(entries: Entries, place: Place, settings: AdapterSettings, max_rank: int) -> None:
     """Refuse a module that misses a tensor, or has one of another shape than the base model's weight and the rank."""
     some = next(iter(entries.values()))
-    rank, (outputs, inputs) = settings.rank_of(some.module), place.shape
+    outputs, inputs = place.shape
+    rank = settings.rank_of(some.module)
     if place.site is None:
         shapes: dict[str, tuple[int, ...]] = {FIRST_VECTORS: (rank, outputs), SECOND_VECTORS: (inputs, rank)}
     else:
@@ -93,11 +92,8 @@ def _check_module(entries: Entries, place: Place, settings: AdapterSettings, max
     wanted = {WHOLE} if WHOLE in entries else shapes.keys()
     for kind in sorted(wanted - entries.keys()):
         raise AdapterError(f"{FILE}: {plain_name(some.name)} has no {kind.removeprefix('.')} beside it")
-    if WHOLE not in entries and rank > max_rank:
-        raise AdapterError(
-            f"the adapter has rank {rank} at {plain_name(some.module)}, this server takes at most {max_rank}",
-            hint=f"start it with --max-lora-rank {rank}",
-        )
+    if WHOLE not in entries:
+        settings.checked_rank(some.module, max_rank)
     wide = place.module in (EMBEDDING, HEAD)
     shapes |= {COPY: place.shape, WHOLE: place.shape} if wide else {}
     for kind, entry in entries.items():
@@ -148,8 +144,6 @@ def _check_vocabulary(
 def _unknown(entry: Stored) -> AdapterError:
     """The refusal of a tensor for which the decoder has no place."""
     name = plain_name(entry.name)
-    if ".experts." in entry.module or entry.module.endswith(".experts"):
-        return AdapterError(f"{FILE}: tensor {name} adapts experts, which is not served", hint=MERGE)
     if entry.kind == WHOLE:
         text = "is a whole weight (modules_to_save), which only embedding and head may be"
         return AdapterError(f"{FILE}: tensor {name} {text}", hint=MERGE)

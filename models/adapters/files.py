@@ -22,6 +22,8 @@ FIRST_VECTORS, SECOND_VECTORS = ".lora_embedding_A", ".lora_embedding_B"
 """The two matrices of an embedding's adapter."""
 COPY, WHOLE = ".base_layer.weight", ".weight"
 """The base model's weight beside its adapter; and a weight that takes the place of the base model's."""
+RANKED = (FIRST_MATRIX, FIRST_VECTORS)
+"""Kinds whose first size is the rank, but for stacked experts."""
 _PREFIX = "base_model.model."
 _CHUNK = 2**20
 
@@ -59,7 +61,7 @@ def adapter_header(folder: Path) -> AdapterHeader:
     """
     settings, stored = read_settings(folder), read_entries(folder)
     return AdapterHeader(
-        rank=max((entry.shape[0] for entry in stored if entry.kind in (FIRST_MATRIX, FIRST_VECTORS)), default=0),
+        rank=max((settings.rank_of(entry.module) for entry in stored if entry.kind in RANKED), default=0),
         num_bytes=sum(entry.num_bytes for entry in stored),
         base_model_name=settings.base_model_name,
     )

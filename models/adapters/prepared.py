@@ -29,11 +29,12 @@ class PreparedAdapters:
         base: BaseWeights | None,
         *,
         whole_weights: bool = True,
+        experts: bool = True,
     ) -> None:
         """
         Args:
             dtype: of slots.
-            base, whole_weights: as of `read_adapter`.
+            base, whole_weights, experts: as of `read_adapter`.
         """
         self._config = config
         self._read = partial(
@@ -43,6 +44,7 @@ class PreparedAdapters:
             dtype=dtype,
             base=base,
             whole_weights=whole_weights,
+            experts=experts,
         )
         self._lock = threading.Lock()
         self._adapters: dict[str, Adapter] = {}

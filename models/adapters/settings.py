@@ -22,7 +22,6 @@ _UNSERVED = {
     "kasa_config": "KaSA",
     "layer_replication": "repeated layers",
     "monteclora_config": "MonteCLoRA",
-    "target_parameters": "an adapter on experts or other bare parameters",
     "trainable_token_indices": "trained token embeddings",
     "use_bdlora": "BD-LoRA",
     "use_qalora": "QA-LoRA",
@@ -34,7 +33,8 @@ _OF_TRAINING = frozenset((
     "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config",
     "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r",
-    "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora",
+    "rank_pattern", "revision", "runtime_config", "target_modules", "target_parameters", "task_type", "use_dora",
+    "use_rslora",
 ))  # fmt: skip
 """Keys that are read here, or that only training looks at: the names of the tensors say which modules have a part."""
 _KEEPS_THE_BASE = frozenset({"gaussian", "eva", "orthogonal", "mica"})
@@ -65,6 +65,20 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
     def rank_of(self, module: str) -> int:
         """module: the name within the base model, as PEFT says it."""
         return next((rank for pattern, rank in self.rank_pattern if _fits(pattern, module)), self.rank)
+
+    def checked_rank(self, module: str, most: int) -> int:
+        """As `rank_of`.
+
+        Raises:
+            AdapterError: it is larger than `most`.
+        """
+        rank = self.rank_of(module)
+        if rank > most:
+            raise AdapterError(
+                f"the adapter has rank {rank} at {plain_name(module)}, this server takes at most {most}",
+                hint=f"start it with --max-lora-rank {rank}",
+            )
+        return rank
 
     def scale_of(self, module: str) -> float:
         """The factor on a module's product."""

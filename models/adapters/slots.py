@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from troupellm.kernels.low_rank.native import LayerWeights
 from troupellm.kernels.low_rank.weights import LowRankWeights
 from troupellm.models.adapters.adapter import Adapter
+from troupellm.models.adapters.experts import ExpertAdapter
 from troupellm.models.adapters.sites import HEAD_LAYER, decoder_sites, vocabulary_bytes
 from troupellm.models.adapters.vocabulary import Vocabulary
 from troupellm.models.config.decoder_config import DecoderConfig
@@ -38,6 +39,8 @@ class AdapterSlots:
         """By number, whether a graph computes all of the slot's adapter; and whether it multiplies results."""
         self._vocabulary: dict[int, Vocabulary] = {}
         """By number. A copy of its own holds each on a device; on a CPU it is that of host memory."""
+        self._experts: dict[int, dict[int, ExpertAdapter]] = {}
+        """By number and layer, in host memory."""
         self._device, self._vectors = device, num_slots * vocabulary_bytes(model, max_rank, dtype.itemsize)
         self._sites = {
             (site.layer, site.name): LowRankWeights(
@@ -67,6 +70,11 @@ class AdapterSlots:
         """What the adapter in a slot changes about the vocabulary; None if it changes nothing."""
         return self._vocabulary.get(number)
 
+    def experts(self, number: int, layer: int) -> ExpertAdapter | None:
+        """What the adapter in a slot adds to the experts of a layer; None if it adds nothing."""
+        found = self._experts.get(number)
+        return None if found is None else found.get(layer)
+
     def fill(self, number: int, digest: str) -> bool:
         """Copy an adapter from host memory into a slot, from number 1 on; False if there is no such slot or adapter."""
         adapter = self._find(digest)
@@ -79,11 +87,12 @@ class AdapterSlots:
                 if found is not None:
                     weights.put(number - 1, part, found.down, found.up, found.bias, found.factor)
         self._filled.add(number)
+        self._experts[number] = adapter.experts
         self._vocabulary.pop(number, None)
         if adapter.vocabulary is not None:
             self._vocabulary[number] = adapter.vocabulary.to(self._device)
         self._scaled[number] = any(part.factor is not None for part in adapter.parts)
-        of_vocabulary = adapter.vocabulary is not None or (HEAD_LAYER, "head") in adapter.sites
+        of_vocabulary = adapter.vocabulary is not None or (HEAD_LAYER, "head") in adapter.sites or bool(adapter.experts)
         biased = any(part.bias is not None for part in adapter.parts)
         self._plain[number] = not (of_vocabulary or biased or self._scaled[number])
         return True

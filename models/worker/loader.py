@@ -289,7 +289,9 @@ def _prepared_adapters(plan: ModelPlan) -> PreparedAdapters | None:
         raise ConfigError(f"lora_dtype must be auto or {there}, the dtype of activations", param="lora_dtype")
     form, settings = plan.form, config.model
     base = StoredBase(plan.folder, model, form, settings, plan.dtype) if settings.load_format != "dummy" else None
-    return PreparedAdapters(model, config.lora, plan.dtype, base, whole_weights=not plan.place.on_gpu)
+    on_cpu = not plan.place.on_gpu
+    experts = on_cpu and not config.worker.batch_invariant
+    return PreparedAdapters(model, config.lora, plan.dtype, base, whole_weights=on_cpu, experts=experts)
 
 
 def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> None:

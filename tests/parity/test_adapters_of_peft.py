@@ -53,6 +53,15 @@ WIDE: dict[str, dict[str, object] | None] = {
         "r": 4, "lora_alpha": 8, "target_modules": ["o_proj"], "modules_to_save": ["lm_head", "embed_tokens"],
     },
 }  # fmt: skip
+EXPERTS: dict[str, dict[str, object] | None] = {
+    "base": None,
+    "experts": {
+        "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    },
+    "narrow": {"r": 4, "lora_alpha": 4, "target_modules": ["v_proj"], "target_parameters": ["mlp.experts.down_proj"]},
+    "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]},
+}  # fmt: skip
 IN_THE_TEXT_PART = r".*language_model.*\.(q_proj|o_proj|gate_proj|down_proj)"
 FUSED = {
     "base": None,
@@ -68,6 +77,9 @@ CONFIGS = {
     "qwen2_biases": (FAMILIES["qwen2"], {name: WIDE[name] for name in ("base", "dora", "embedding")}),
     "qwen3_tied_wide": (FAMILIES["qwen3_tied"], {name: WIDE[name] for name in ("base", "embedding", "saved_both")}),
     "gemma3_wide": (FAMILIES["gemma3"], {name: WIDE[name] for name in ("base", "dora_of_two", "embedding")}),
+    "mixtral": (FAMILIES["mixtral"], EXPERTS),
+    "qwen3_moe": (FAMILIES["qwen3_moe"], EXPERTS),
+    "gpt_oss": (FAMILIES["gpt_oss"], EXPERTS),
     "gemma3_with_images": (
         FAMILIES["gemma3_with_images"],
         {"base": None, "text": {"r": 4, "lora_alpha": 8, "target_modules": IN_THE_TEXT_PART}},
