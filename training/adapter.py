@@ -1,7 +1,7 @@
 """Trains a LoRA adapter of the built-in model with PEFT in seconds: each of its answers begins with a word of yours.
 
     make peft
-    PYTHONPATH=.venv/peft .venv/bin/python -m troupellm.training.adapter ./loras/pirate --word "Arr!"
+    PYTHONPATH=.venv/peft .venv/bin/python -m troupellm.training.adapter ./loras/pirate "Arr!"
     .venv/bin/troupellm serve --enable-lora --lora-dir ./loras
 
 The folder is a model of that server by its name: `"model": "pirate"`.
@@ -74,7 +74,7 @@ def _batch(exchanges: list[Exchange], tokenizer: Any) -> tuple[torch.Tensor, tor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("folder", type=Path, help="of the adapter, which is made")
-    parser.add_argument("--word", default="Arr!", help="the beginning of each answer")
+    parser.add_argument("word", nargs="?", default="Arr!", help="the beginning of each answer")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=16, help="conversations of a step")
     parser.add_argument("--rank", type=int, default=8)

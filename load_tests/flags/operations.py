@@ -59,7 +59,7 @@ def lora(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32], help="rows that decode")
     parser.add_argument("--adapters", type=count, default=8, help="adapters that rows have in turns")
     parser.add_argument("--rank", type=count, default=16)
-    parser.add_argument("--context", type=count, default=128, help="tokens of each prompt")
+    parser.add_argument("--context", type=count, default=64, help="tokens of each prompt")
     parser.add_argument("--steps", type=count, default=24, help="of each measurement; their median counts")
     parser.add_argument("--rounds", type=count, default=5, help="in each of which all sides are measured once")
     parser.add_argument("--streams", type=count, default=8, help="that run while adapters are loaded")

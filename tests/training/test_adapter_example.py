@@ -27,7 +27,7 @@ async def test_an_adapter_that_was_trained_here_answers_its_own_way(tmp_path: Pa
         absent("peft", "`make peft` installs it")
     command = [sys.executable, "-W", "ignore", "-m", "troupellm.training.adapter", str(tmp_path / "loras" / "pirate")]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([*command, "--word", "Arr!"], check=True, env=environment)
+    subprocess.run([*command, "Arr!"], check=True, env=environment)
     flags = (*ON_A_THREAD, "--enable-lora", "--lora-dir", str(tmp_path / "loras"))
     async with ready_process(None, *flags, small=False) as server, server.client() as client:
         said: dict[str, list[str]] = {}
