@@ -121,25 +121,17 @@ def check_experts(
 def _part(first: Stored, second: Stored, model: DecoderConfig, settings: AdapterSettings, max_rank: int) -> ExpertPart:
     module = plain_module(first.module)
     match = _STACKED.fullmatch(module) or _SINGLE.fullmatch(module)
-    moe, layer = model.moe, -1 if match is None else int(match["layer"])
-    blocks = () if moe is None else (*moe.names.blocks, "mlp")
-    if (
-        moe is None
-        or match is None
-        or layer >= len(moe.layers)
-        or not moe.layers[layer]
-        or match["block"] not in blocks
-    ):
+    layer = -1 if match is None else int(match["layer"])
+    moe = model.layers[layer].experts if 0 <= layer < model.num_layers else None
+    if moe is None or match is None or match["block"] not in (*moe.names.blocks, "mlp"):
         raise AdapterError(
             f"{FILE}: tensor {plain_name(first.name)} is for experts that this model does not have",
             hint="serve it with the base model that it was trained on",
         )
     if match.re is _STACKED:
         return _stacked(layer, first, second, model, moe, settings, max_rank)
-    expert, name = (
-        int(match["expert"]),
-        {moe.names.gate: "gate", moe.names.up: "up", moe.names.down: "down"}.get(match["name"]),
-    )
+    names = {moe.names.gate: "gate", moe.names.up: "up", moe.names.down: "down"}
+    expert, name = int(match["expert"]), names.get(match["name"])
     if name is None or expert >= moe.num_experts:
         raise AdapterError(
             f"{FILE}: tensor {plain_name(first.name)} is for an expert that this model does not have",
@@ -184,7 +176,7 @@ Matrices = tuple[ExpertPart, Tensor, Tensor]
 
 def layer_adapter(parts: Sequence[Matrices], model: DecoderConfig) -> ExpertAdapter:
     """The adapter of one layer, from all of its parts."""
-    moe = model.moe
+    moe = model.layers[parts[0][0].layer].experts
     assert moe is not None
     stacked = {part.name: _all_experts(moe, part, down, up) for part, down, up in parts if part.expert is None}
     if stacked:

@@ -18,8 +18,8 @@ from troupellm.tests.support.adapters.peft_folders import MODEL
 
 COUNT, SIZE, HIDDEN, RANK = 3, 8, 16, 2
 NAMES = ExpertNames(blocks=("block_sparse_moe", "mlp"), gate="w1", up="w3", down="w2")
-MOE = MoeConfig(layers=(False, True), num_experts=COUNT, top_k=1, intermediate_size=SIZE, names=NAMES)
-SPARSE = msgspec.structs.replace(MODEL, moe=MOE)
+MOE = MoeConfig(num_experts=COUNT, top_k=1, intermediate_size=SIZE, names=NAMES)
+SPARSE = MODEL.with_layers(experts=(None, MOE))
 BLOCK = "base_model.model.model.layers.1.mlp.experts"
 
 
@@ -66,9 +66,8 @@ def products(adapter: Adapter) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_stacked_experts_are_read_as_peft_multiplies_them(tmp_path: Path, interleaved: bool) -> None:
     tensors = stacked()
-    model = msgspec.structs.replace(
-        SPARSE, moe=msgspec.structs.replace(MOE, names=msgspec.structs.replace(NAMES, interleaved=interleaved))
-    )
+    names = msgspec.structs.replace(NAMES, interleaved=interleaved)
+    model = SPARSE.with_layers(experts=(None, msgspec.structs.replace(MOE, names=names)))
     adapter = read(written(tmp_path, tensors, target_parameters=["mlp.experts.gate_up_proj"]), model)
     expected = []
     for begin in (f"{BLOCK}.base_layer", BLOCK):

@@ -108,7 +108,7 @@ def test_an_embedding_and_a_head_that_share_one_adapter_are_refused(tmp_path: Pa
 def test_dora_brings_each_row_of_the_adapted_weight_to_its_length(tmp_path: Path) -> None:
     weight, lengths = torch.randn(16, 16), torch.rand(16) + 0.5
     changed: dict[str, Tensor | None] = {f"{QUERY}.lora_magnitude_vector": lengths}
-    one_layer = msgspec.structs.replace(MODEL, num_layers=1, qkv_bias=True)
+    one_layer = msgspec.structs.replace(MODEL, layers=MODEL.layers[:1], qkv_bias=True)
     tensors = write_adapter(tmp_path, one_layer, ("q_proj",), rank=4, lora_alpha=8, use_dora=True, changed=changed)
     part = read(tmp_path, one_layer, base=Base(weight)).sites[0, "qkv"][0]
     assert part is not None

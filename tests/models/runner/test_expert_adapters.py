@@ -21,7 +21,7 @@ PROMPT, NEW_TOKENS, RANK, SCALE = make_prompt(19), 8, 2, 2.0
 
 def stacked(pair: Pair, layer: int, drawn: torch.Generator) -> dict[str, Tensor]:
     """As PEFT names the tensors that transformers 5 has."""
-    moe, hidden = pair.config.moe, pair.config.hidden_size
+    moe, hidden = pair.config.experts, pair.config.hidden_size
     assert moe is not None
     begin, rows = f"base_model.model.model.layers.{layer}.mlp.experts", moe.num_experts * RANK
     size = moe.intermediate_size
@@ -35,7 +35,7 @@ def stacked(pair: Pair, layer: int, drawn: torch.Generator) -> dict[str, Tensor]
 
 def single(pair: Pair, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same adapter by the older names of each expert."""
-    moe, found = pair.config.moe, dict[str, Tensor]()
+    moe, found = pair.config.experts, dict[str, Tensor]()
     assert moe is not None
     count, size, names = moe.num_experts, moe.intermediate_size, moe.names
     for key in (key for key in tensors if key.endswith(".lora_A.weight")):
@@ -56,11 +56,11 @@ def merged(pair: Pair, tensors: dict[str, Tensor], layer: int) -> list[int]:
     found = copy.copy(pair)
     found.reference = copy.deepcopy(pair.reference)
     experts = found.reference.model.layers[layer].mlp.experts
-    assert pair.config.moe is not None
+    assert pair.config.experts is not None
     for key in (key for key in tensors if key.endswith(".lora_A.weight")):
         begin = key.removesuffix(".lora_A.weight")
-        down = tensors[key].view(pair.config.moe.num_experts, RANK, -1)
-        up = tensors[f"{begin}.lora_B.weight"].view(-1, RANK, pair.config.moe.num_experts)
+        down = tensors[key].view(pair.config.experts.num_experts, RANK, -1)
+        up = tensors[f"{begin}.lora_B.weight"].view(-1, RANK, pair.config.experts.num_experts)
         added = SCALE * torch.einsum("ore,eri->eoi", up, down)
         weight = experts.gate_up_proj if "base_layer" in begin else experts.down_proj
         with torch.no_grad():
@@ -71,10 +71,14 @@ def merged(pair: Pair, tensors: dict[str, Tensor], layer: int) -> list[int]:
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
 def test_experts_of_both_forms_answer_as_the_merged_model(family: str, tmp_path: Path) -> None:
     pair, drawn = Pair(tmp_path / "model", FAMILIES[family]()), torch.Generator().manual_seed(1)
-    assert pair.config.moe is not None
-    layers = [layer for layer, sparse in enumerate(pair.config.moe.layers) if sparse]
+    assert pair.config.experts is not None
+    layers = [layer for layer, shape in enumerate(pair.config.layers) if shape.experts is not None]
     one, other = (stacked(pair, layer, drawn) for layer in (layers[0], layers[-1]))
-    forms = {"stacked": one, "single": one if pair.config.moe.names.interleaved else single(pair, one), "other": other}
+    forms = {
+        "stacked": one,
+        "single": one if pair.config.experts.names.interleaved else single(pair, one),
+        "other": other,
+    }
     adapters = {}
     for name, tensors in forms.items():
         (tmp_path / name).mkdir()
