@@ -47,7 +47,7 @@ def train(folder: Path, word: str, *, steps: int, batch: int, rank: int, seed: i
         logits = model(input_ids=ids).logits[:, :-1]
         loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     model.save_pretrained(folder)
     return float(loss)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ async def gaps_beside_loads(
         begin = time.perf_counter()
         found.loading.append(await _p99(engine, streams, load))
         seconds = time.perf_counter() - begin
-        found.quiet.append(await _p99(engine, streams, lambda seconds=seconds: anyio.sleep(seconds)))
+        found.quiet.append(await _p99(engine, streams, partial(anyio.sleep, seconds)))
     return found
 
 

@@ -232,7 +232,7 @@ class _Reader:
         weight, bias = base
         lengths = [
             (rows.float() + ups @ down).norm(dim=1)
-            for rows, ups in zip(weight.split(_CHUNK), up.split(_CHUNK), strict=True)
+            for rows, ups in zip(torch.split(weight, _CHUNK), torch.split(up, _CHUNK), strict=True)
         ]
         factor = self._floats(entry) / torch.cat(lengths)
         return factor, None if bias is None else bias.float() * (1.0 - factor)
