@@ -42,7 +42,7 @@ def train(folder: Path, word: str, *, steps: int, batch: int, rank: int, seed: i
     optimizer = torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=RATE)
     loss = torch.zeros(())
     for _ in range(steps):
-        chosen = [dialogue.exchange(rng) for _ in range(batch)]
+        chosen = [dialogue.small_talk(rng) for _ in range(batch)]
         ids, labels = _batch([Exchange(each.user, f"{word} {each.assistant}") for each in chosen], tokenizer)
         logits = model(input_ids=ids).logits[:, :-1]
         loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)

@@ -14,7 +14,7 @@ from troupellm.tests.support.adapters.peft_folders import ALL, modules, write_ad
 from troupellm.tests.support.engines.fixtures import SETTINGS
 from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROMPT = [7, 30, 11, 52, 90, 4]
 EMBEDDING = "base_model.model.model.embed_tokens"
