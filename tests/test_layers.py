@@ -97,7 +97,6 @@ BENCHMARKS_OF_THE_STEP = tuple(
         "gpu/",
         "bench/kernels.py",
         "bench/step.py",
-        "bench/lora.py",
         "quality/checkpoint.py",
         "workers/host_time.py",
     )

@@ -251,6 +251,8 @@ class AdapterLibrary:
                     folder = await resolver.resolve(name)
             except TimeoutError:
                 raise EngineStopped(f"the model {name} was looked for too long", code="engine_restarting") from None
+            except TroupeError:
+                raise
             except Exception as error:
                 logger.error("a LoRA resolver failed", exc_info=error)
                 raise RequestFailed(f"a resolver of LoRA adapters failed over the model {name}") from error

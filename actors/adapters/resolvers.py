@@ -1,6 +1,7 @@
-"""Where adapters come from that no call has loaded: folders below `lora_dir`, then plug-ins."""
+"""Where adapters come from that no call has loaded: folders below `lora_dir`, the hub, then plug-ins."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -34,6 +35,23 @@ class FolderResolver:
 
     async def resolve(self, name: str) -> Path | None:
         return await self._threads.run(partial(find_below, self._roots, name, links=self._links))
+
+
+class HubResolver:
+    """Adapters of the hub by the names of their repositories, as far as the settings allow them."""
+
+    def __init__(self, patterns: Sequence[str], fetch: Callable[[str], Path | None], threads: Threads) -> None:
+        """
+        Args:
+            patterns: owner/name, with `*` for any characters.
+            fetch: downloads the adapter of a repository, on a thread; None: there is none.
+        """
+        self._patterns, self._fetch, self._threads = tuple(patterns), fetch, threads
+
+    async def resolve(self, name: str) -> Path | None:
+        if name.count("/") != 1 or not any(fnmatchcase(name, pattern) for pattern in self._patterns):
+            return None
+        return await self._threads.run(self._fetch, name)
 
 
 def installed_resolvers() -> list[LoraResolver]:

@@ -66,7 +66,7 @@ class PoolingApi(ABC):
         cache_salt: str | bytes = b"",
         deadline: float | None = None,
         concurrency: int | None = None,
-        adapter: str = "",
+        adapter: str | Sequence[str] = "",
         taken: Callable[[int], None] | None = None,
     ) -> AsyncIterator[tuple[int, Pooled]]:
         """(index, vector) of every prompt as each is done, `concurrency` at a time.
@@ -79,11 +79,12 @@ class PoolingApi(ABC):
             wait: wait for the first prompt's place instead of raising EngineOverloaded; the others always wait.
             request_id: prompt i is known as `request_id`-i.
             deadline: seconds within which each must have been scheduled.
-            adapter: name of a LoRA adapter; empty is the model itself.
+            adapter: name of a LoRA adapter, of all prompts or one for each; empty is the model itself.
             taken: told how many tokens a prompt has, as soon as the engine has it.
         """
         made = [as_prompt(prompt) for prompt in prompts]
         salts = [as_salt(cache_salt, prompt) for prompt in prompts]
+        adapters = [adapter] * len(made) if isinstance(adapter, str) else adapter
         name, tokens = request_id or self._new_request_id(), sum(map(estimate_tokens, made))
         first: list[Stream] = []
 
@@ -99,7 +100,7 @@ class PoolingApi(ABC):
                     deadline=deadline,
                     streaming=False,
                     pooling=params or PoolingParams(),
-                    adapter=adapter,
+                    adapter=adapters[index],
                     many_prompts=ManyPrompts(first=index == 0, tokens=tokens) if len(made) > 1 else None,
                 )
             )

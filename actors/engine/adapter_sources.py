@@ -7,14 +7,24 @@ from pathlib import Path
 
 from troupellm.actors.adapters.actor import AdapterSources, Inspected
 from troupellm.actors.adapters.registry import AdapterRegistry
-from troupellm.actors.adapters.resolvers import FolderResolver, LoraResolver, installed_resolvers
+from troupellm.actors.adapters.resolvers import FolderResolver, HubResolver, LoraResolver, installed_resolvers
 from troupellm.actors.engine.system import System
 from troupellm.actors.runtime.mailbox import MailboxClosed
 from troupellm.actors.runtime.ports import Threads
 from troupellm.actors.runtime.waiter import new_waiter
 from troupellm.models.adapters.files import adapter_digest, adapter_header
+from troupellm.models.hub.adapter import HubAdapter, NoAdapter
+from troupellm.models.hub.resolve import NotOnHub
+from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.config.lora import LoraConfig
-from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError, TroupeError
+from troupellm.protocol.errors import (
+    AdapterError,
+    ConfigError,
+    EngineStopped,
+    InvalidRequest,
+    ModelLoadError,
+    TroupeError,
+)
 from troupellm.protocol.messages.adapter_library import AdapterMessage, AddAdapter
 from troupellm.protocol.messages.adapters import AdapterInfo
 from troupellm.protocol.messages.worker import WorkerReady
@@ -51,12 +61,12 @@ async def ask_library(system: System, make: Callable[[Done], AdapterMessage]) ->
 
 
 def adapter_sources(
-    config: LoraConfig, ready: WorkerReady, model_names: tuple[str, ...], threads: Threads, *, links: bool
+    config: LoraConfig, ready: WorkerReady, model_names: tuple[str, ...], threads: Threads, model: ModelConfig
 ) -> AdapterSources | None:
     """Where an engine finds adapters; None where it serves none.
 
     Args:
-        links: follow links out of `lora_dir`.
+        model: whether links out of `lora_dir` are followed, and how the hub is reached.
 
     Raises:
         ConfigError: the model or its device serves no adapters, or a plug-in cannot be loaded.
@@ -68,10 +78,14 @@ def adapter_sources(
             f"enable_lora: {ready.architecture} on {ready.device} serves no adapters; merge the adapter into the model",
             param="enable_lora",
         )
-    folders: list[LoraResolver] = [FolderResolver(config.dirs, threads, links=links)] if config.dirs else []
+    own: list[LoraResolver] = []
+    if config.dirs:
+        own.append(FolderResolver(config.dirs, threads, links=model.allow_model_links))
+    if config.lora_allow_hub:
+        own.append(HubResolver(config.lora_allow_hub, partial(_fetched, model), threads))
     return AdapterSources(
         registry=AdapterRegistry(model_names),
-        resolvers=folders + installed_resolvers(),
+        resolvers=own + installed_resolvers(),
         inspect=_inspect,
         parent=model_names[0],
         most_searches=config.host_adapters,
@@ -101,6 +115,23 @@ async def load_modules(system: System, config: LoraConfig, sources: AdapterSourc
 def plain_folder(path: str | Path) -> str:
     """A path as it is wherever the process works."""
     return os.path.abspath(os.path.expanduser(path))
+
+
+def _fetched(config: ModelConfig, repo: str) -> Path | None:
+    """The adapter of a repository, from the hub or the cache, on a thread; None where there is no such repository.
+
+    Raises:
+        AdapterError: it holds no adapter.
+        EngineStopped: it cannot be fetched now.
+    """
+    try:
+        return HubAdapter(repo, config).resolve(lambda _: None)
+    except NotOnHub:
+        return None
+    except NoAdapter as error:
+        raise AdapterError(error.message) from error
+    except ModelLoadError as error:
+        raise EngineStopped(error.message, code="server_is_overloaded") from error
 
 
 def _inspect(folder: str) -> Inspected:

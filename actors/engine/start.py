@@ -249,7 +249,7 @@ async def start(
         max_tokens=token_cap(config.model.override_generation_config),
         stream_interval=config.stream.stream_interval,
     )
-    adapters = adapter_sources(config.lora, ready, loaded.names, machinery.pool, links=config.model.allow_model_links)
+    adapters = adapter_sources(config.lora, ready, loaded.names, machinery.pool, config.model)
     parts = EngineParts(
         config=config, ready=ready, limits=limits, worker_host=loaded.worker_host, tokenizer=loaded.tokenizer,
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,

@@ -11,7 +11,7 @@ import msgspec
 from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.engine.engine_thread import EngineThread
-from troupellm.actors.llm.lora_request import LoRARequest, lora_requests, serve
+from troupellm.actors.llm.lora_request import LoRARequest
 from troupellm.actors.llm.outputs import (
     CompletionOutput,
     Logprob,
@@ -217,17 +217,6 @@ class LLM(OfflinePooling):
         default = self.get_default_sampling_params()
         pairs = zip(params, priority, strict=True)
         return [msgspec.structs.replace(given or default, priority=each) for given, each in pairs]
-
-    def _adapters(self, lora_request: object, count: int) -> list[str]:
-        """The name of the adapter of each of so many prompts, which the engine serves then; empty where there is none.
-
-        Raises:
-            TroupeError: one cannot be served.
-        """
-        each = lora_requests(lora_request, count)
-        for request in dict.fromkeys(request for request in each if request is not None):
-            self._wait_for(serve, self.engine, request)
-        return ["" if request is None else request.lora_name for request in each]
 
     def _require(self) -> None:
         """

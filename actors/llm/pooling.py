@@ -9,6 +9,7 @@ import msgspec
 from troupellm.actors.admission.prompts import PromptLike, as_prompt
 from troupellm.actors.client.pooling import Scored
 from troupellm.actors.engine.engine import Engine
+from troupellm.actors.llm.lora_request import LoRARequest, lora_requests, serve
 from troupellm.actors.llm.pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -28,6 +29,7 @@ from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
 AnswerT = TypeVar("AnswerT")
 OutputT = TypeVar("OutputT", bound=PoolingRequestOutput)
 Prompts = PromptLike | Sequence[PromptLike]
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class OfflinePooling(ABC):
@@ -47,18 +49,20 @@ class OfflinePooling(ABC):
         *,
         pooling_task: PoolingTask | None = None,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Adapters = None,
     ) -> list[PoolingRequestOutput]:
         """Pool prompts: texts, `{"prompt": text}`, `{"prompt_token_ids": ids}`; one or many.
 
         Args:
             pooling_task: what for; None is what the model was made for.
             truncate_prompt_tokens: cut what is longer to so many tokens, -1 to what the model takes.
+            lora_request: the adapter of all prompts, or one for each; it is loaded if it is not served yet.
 
         Raises:
             InvalidRequest: the model does not do that, or not with one of the prompts.
         """
         params = _with_task(pooling_params, pooling_task)
-        pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens)
+        pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens, lora_request)
         return [_output(PoolingRequestOutput, each, PoolingOutput(each.values)) for each in pooled]
 
     def embed(
@@ -68,10 +72,11 @@ class OfflinePooling(ABC):
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Adapters = None,
     ) -> list[EmbeddingRequestOutput]:
         """One vector per prompt, in `outputs.embedding`."""
         params = _with_task(pooling_params, "embed")
-        pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens)
+        pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens, lora_request)
         return [_output(EmbeddingRequestOutput, each, EmbeddingOutput(each.values)) for each in pooled]
 
     def classify(
@@ -81,10 +86,11 @@ class OfflinePooling(ABC):
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Adapters = None,
     ) -> list[ClassificationRequestOutput]:
         """One probability per label for each prompt, in `outputs.probs`."""
         params = _with_task(pooling_params, "classify")
-        pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens)
+        pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens, lora_request)
         return [_output(ClassificationRequestOutput, each, ClassificationOutput(each.values)) for each in pooled]
 
     def score(
@@ -95,13 +101,15 @@ class OfflinePooling(ABC):
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together, in `outputs.score`: one with one, one with each of many, or many with as many."""
+        (adapter,) = self._adapters(lora_request, 1)
         first, second = ([texts] if isinstance(texts, str) else list(texts) for texts in (data_1, data_2))
 
         async def run() -> list[Scored]:
             truncation = _truncation(truncate_prompt_tokens)
-            return await self.engine.score_pairs(first, second, pooling_params, truncation=truncation)
+            return await self.engine.score_pairs(first, second, pooling_params, truncation=truncation, adapter=adapter)
 
         with Bar(total=len(second), desc="Processed prompts", disable=not use_tqdm) as bar:
             scored = self._wait_for(run)
@@ -112,14 +120,20 @@ class OfflinePooling(ABC):
         ]
 
     def _pool(
-        self, prompts: Prompts, params: PoolingParams, use_tqdm: bool, truncate_prompt_tokens: int | None
+        self,
+        prompts: Prompts,
+        params: PoolingParams,
+        use_tqdm: bool,
+        truncate_prompt_tokens: int | None,
+        lora_request: Adapters,
     ) -> list[Pooled]:
         truncation = _truncation(truncate_prompt_tokens)
         asked = [_prompt(prompt, truncation) for prompt in _as_list(prompts)]
+        adapters = self._adapters(lora_request, len(asked))
 
         async def run(on_done: Callable[[], object]) -> dict[int, Pooled]:
             found: dict[int, Pooled] = {}
-            async for index, pooled in self.engine.pool(asked, params):
+            async for index, pooled in self.engine.pool(asked, params, adapter=adapters):
                 found[index] = pooled
                 on_done()
             return found
@@ -127,6 +141,17 @@ class OfflinePooling(ABC):
         with Bar(total=len(asked), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             found = self._wait_for(run, bar.update)
         return [found[index] for index in range(len(asked))]
+
+    def _adapters(self, lora_request: object, count: int) -> list[str]:
+        """The name of the adapter of each of so many prompts, which the engine serves then; empty where there is none.
+
+        Raises:
+            TroupeError: one cannot be served.
+        """
+        each = lora_requests(lora_request, count)
+        for request in dict.fromkeys(request for request in each if request is not None):
+            self._wait_for(serve, self.engine, request)
+        return ["" if request is None else request.lora_name for request in each]
 
 
 def _with_task(params: PoolingParams | None, task: PoolingTask | None) -> PoolingParams:

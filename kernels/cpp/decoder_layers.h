@@ -238,8 +238,11 @@ private:
         if (!parts_[part].run(x, out)) return false;
         if (adapters_ == nullptr) return true;
         const LowRankRows& rows = kept ? adapters_->kept : adapters_->rows;
-        team_.each_in_turn(rows.count, 1, [&](int64_t i) {
-            add_low_rank(adapters_->weights[part], rows, i, x, out.factor, out.data, out.stride);
+        const int64_t share = low_rank_share(rows.count, team_.threads());
+        team_.each_in_turn((rows.count + share - 1) / share, 1, [&](int64_t turn) {
+            const int64_t first = turn * share;
+            add_low_rank(adapters_->weights[part], rows, first, std::min(first + share, rows.count), x, out.factor,
+                         out.data, out.stride);
         });
         return team_.meet();
     }

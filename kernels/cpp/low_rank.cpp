@@ -11,8 +11,10 @@ extern "C" const Refusal* low_rank_add(const LowRank* weight, const float* x, in
     const LowRankRows given{rows, groups, num_rows};
     if (const Refusal* refusal = check_low_rank(given, count, weight->groups)) return refusal;
     const Inputs inputs{x, x_stride, count, nullptr, 0.0};
+    const int64_t share = low_rank_share(num_rows, threads);
 #pragma omp parallel for num_threads(static_cast<int>(threads)) if (threads > 1 && num_rows > 1)
-    for (int64_t i = 0; i < num_rows; ++i)
-        add_low_rank(*weight, given, i, inputs, static_cast<float>(factor), out, out_stride);
+    for (int64_t first = 0; first < num_rows; first += share)
+        add_low_rank(*weight, given, first, std::min(first + share, num_rows), inputs, static_cast<float>(factor), out,
+                     out_stride);
     return nullptr;
 }

@@ -1,6 +1,7 @@
 // Products of low rank that are added to rows of a product's result, as adapters (LoRA) of many requests need them.
 //
-// One thread computes all of a row, so a row's result does not depend on its neighbours, to the bit.
+// One thread computes all of a row, in the same order beside any others, so a row does not depend on its neighbours, to
+// the bit. Rows of a group that lie side by side are computed together: its weights are read once for them.
 
 #pragma once
 
@@ -35,70 +36,111 @@ struct LowRankRows {
     int64_t count;
 };
 
-// to [ranks] = down [ranks, depth] times x.
-inline void to_low_rank(const float* down, int64_t ranks, int64_t depth, const float* x, float* to) {
+constexpr int64_t kLowRankRows = 4;  // computed together, at most
+
+// For each row: to [ranks] = down [ranks, depth] times x [depth].
+template <int64_t kRows>
+inline void to_low_rank(const float* down, int64_t ranks, int64_t depth, const float* const* x, float* const* to) {
     constexpr int64_t kAtOnce = 4;
     const int64_t whole = depth / kLanes * kLanes;
     for (int64_t first = 0; first < ranks; first += kAtOnce) {
         const int64_t count = std::min(kAtOnce, ranks - first);
         const float* const from = down + first * depth;
-        Floats totals[kAtOnce] = {};
+        Floats totals[kRows][kAtOnce] = {};
         if (count == kAtOnce) {
             for (int64_t k = 0; k < whole; k += kLanes) {
-                const Floats given = load(x + k);
-                for (int64_t i = 0; i < kAtOnce; ++i) totals[i] += given * load(from + i * depth + k);
+                Floats weights[kAtOnce];
+                for (int64_t i = 0; i < kAtOnce; ++i) weights[i] = load(from + i * depth + k);
+                for (int64_t row = 0; row < kRows; ++row) {
+                    const Floats given = load(x[row] + k);
+                    for (int64_t i = 0; i < kAtOnce; ++i) totals[row][i] += given * weights[i];
+                }
             }
         } else {
             for (int64_t k = 0; k < whole; k += kLanes)
-                for (int64_t i = 0; i < count; ++i) totals[i] += load(x + k) * load(from + i * depth + k);
+                for (int64_t row = 0; row < kRows; ++row)
+                    for (int64_t i = 0; i < count; ++i)
+                        totals[row][i] += load(x[row] + k) * load(from + i * depth + k);
         }
-        for (int64_t i = 0; i < count; ++i) {
-            float total = sum(totals[i]);
-            for (int64_t k = whole; k < depth; ++k) total += x[k] * from[i * depth + k];
-            to[first + i] = total;
+        for (int64_t row = 0; row < kRows; ++row) {
+            for (int64_t i = 0; i < count; ++i) {
+                float total = sum(totals[row][i]);
+                for (int64_t k = whole; k < depth; ++k) total += x[row][k] * from[i * depth + k];
+                to[row][first + i] = total;
+            }
         }
     }
 }
 
-// out [width] += factor * (x [ranks] times up [ranks, width] + bias [width] or nothing).
-inline void from_low_rank(const float* up, int64_t ranks, int64_t width, const float* x, const float* bias, float factor,
-                          float* out) {
+// For each row: out [width] += factor * (x [ranks] times up [ranks, width] + bias [width] or nothing).
+template <int64_t kRows>
+inline void from_low_rank(const float* up, int64_t ranks, int64_t width, const float* const* x, const float* bias,
+                          float factor, float* const* out) {
     const int64_t whole = width / kLanes * kLanes;
     for (int64_t o = 0; o < whole; o += kLanes) {
-        Floats total = bias ? load(bias + o) : Floats{};
-        for (int64_t r = 0; r < ranks; ++r) total += x[r] * load(up + r * width + o);
-        store(out + o, load(out + o) + factor * total);
+        Floats totals[kRows];
+        for (int64_t row = 0; row < kRows; ++row) totals[row] = bias ? load(bias + o) : Floats{};
+        for (int64_t r = 0; r < ranks; ++r) {
+            const Floats weights = load(up + r * width + o);
+            for (int64_t row = 0; row < kRows; ++row) totals[row] += x[row][r] * weights;
+        }
+        for (int64_t row = 0; row < kRows; ++row) store(out[row] + o, load(out[row] + o) + factor * totals[row]);
     }
-    for (int64_t o = whole; o < width; ++o) {
-        float total = bias ? bias[o] : 0.0f;
-        for (int64_t r = 0; r < ranks; ++r) total += x[r] * up[r * width + o];
-        out[o] += factor * total;
+    for (int64_t row = 0; row < kRows; ++row) {
+        for (int64_t o = whole; o < width; ++o) {
+            float total = bias ? bias[o] : 0.0f;
+            for (int64_t r = 0; r < ranks; ++r) total += x[row][r] * up[r * width + o];
+            out[row][o] += factor * total;
+        }
     }
 }
 
-// out [outs] += factor * the product of a group with one row x [depth].
-inline void add_low_rank_row(const LowRank& weight, int64_t group, const float* x, float factor, float* out) {
+// Of each row: out [outs] += factor * the product of a group with x [depth].
+template <int64_t kRows>
+inline void add_low_rank_rows(const LowRank& weight, int64_t group, const float* const* x, float factor,
+                              float* const* out) {
     const int64_t ranks = weight.ranks[group];
     if (ranks == 0) return;
-    static thread_local Memory<float> inner{"row of low rank"};
-    inner.grow(ranks);
+    static thread_local Memory<float> inner{"rows of low rank"};
+    inner.grow(kRows * ranks);
+    float *between[kRows], *to[kRows];
+    for (int64_t row = 0; row < kRows; ++row) between[row] = inner.data() + row * ranks;
     for (int64_t number = 0; number < weight.parts; ++number) {
         const LowRankPart& part = weight.part[number];
         const int64_t first = (group * weight.parts + number) * weight.rank;
-        to_low_rank(weight.down + first * weight.depth, ranks, weight.depth, x, inner.data());
+        to_low_rank<kRows>(weight.down + first * weight.depth, ranks, weight.depth, x, between);
         const float* const bias = weight.bias ? weight.bias + group * weight.outs + part.begin : nullptr;
-        from_low_rank(part.up + group * weight.rank * part.width, ranks, part.width, inner.data(), bias, factor,
-                      out + part.begin);
+        for (int64_t row = 0; row < kRows; ++row) to[row] = out[row] + part.begin;
+        from_low_rank<kRows>(part.up + group * weight.rank * part.width, ranks, part.width, between, bias, factor, to);
     }
 }
 
-// The same of row number i of `rows`, of inputs that may have a norm before.
-inline void add_low_rank(const LowRank& weight, const LowRankRows& rows, int64_t i, const Inputs& x, float factor,
-                         float* out, int64_t out_stride) {
-    static thread_local Memory<float> normed{"normed row"};
-    normed.grow(weight.depth);
-    const float* const from = ready_row(x, rows.rows[i], weight.depth, normed.data());
-    add_low_rank_row(weight, rows.groups[i], from, factor, out + rows.rows[i] * out_stride);
+// The same of the rows `begin` to `end` of `rows`, of inputs that may have a norm before. At most kLowRankRows of them.
+inline void add_low_rank(const LowRank& weight, const LowRankRows& rows, int64_t begin, int64_t end, const Inputs& x,
+                         float factor, float* out, int64_t out_stride) {
+    static thread_local Memory<float> normed{"normed rows"};
+    normed.grow(kLowRankRows * weight.depth);
+    while (begin < end) {
+        const int64_t group = rows.groups[begin];
+        const float* from[kLowRankRows];
+        float* to[kLowRankRows];
+        int64_t count = 0;
+        for (; begin < end && rows.groups[begin] == group; ++begin, ++count) {
+            from[count] = ready_row(x, rows.rows[begin], weight.depth, normed.data() + count * weight.depth);
+            to[count] = out + rows.rows[begin] * out_stride;
+        }
+        switch (count) {
+            case 1: add_low_rank_rows<1>(weight, group, from, factor, to); break;
+            case 2: add_low_rank_rows<2>(weight, group, from, factor, to); break;
+            case 3: add_low_rank_rows<3>(weight, group, from, factor, to); break;
+            default: add_low_rank_rows<kLowRankRows>(weight, group, from, factor, to);
+        }
+    }
+}
+
+// How many rows a thread takes at a time, of `count` for so many threads.
+inline int64_t low_rank_share(int64_t count, int64_t threads) {
+    return std::min(kLowRankRows, std::max<int64_t>(1, count / threads));
 }
 
 // That rows and groups are those of `count` rows and of the weights.

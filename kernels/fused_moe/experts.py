@@ -10,8 +10,11 @@ from torch import Tensor
 
 from troupellm.kernels.fused_moe.sigmoid import batch_invariant_sigmoid
 from troupellm.kernels.fused_moe.spec import Swiglu
-from troupellm.kernels.linear import PackedLinear, gated_linear, linear, linear_add
+from troupellm.kernels.linear import GATES, PackedLinear, gated_linear, linear, linear_add
 
+AddToExpert = Callable[[str, int, Tensor, Tensor, Tensor], None]
+"""Adds to the rows of one expert's product, in place: "gate_up" or "down", the expert, the tokens int64 [rows] that the
+rows belong to, the input [rows, in_features] and the product [rows, out_features]."""
 Product = Callable[[Tensor, PackedLinear], Tensor]
 
 
@@ -65,6 +68,37 @@ def experts_by_products(
     places = torch.empty_like(order)
     places[order] = torch.arange(order.shape[0], device=order.device)
     return _weighted_sum(results[places].view(tokens, top_k, -1), weights.to(x.dtype), invariant=invariant)
+
+
+def experts_with_additions(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: Sequence[PackedLinear],
+    down: Sequence[PackedLinear],
+    swiglu: Swiglu,
+    add: AddToExpert,
+) -> Tensor:
+    """As `experts_by_products`, with an addition to each product."""
+    tokens, top_k = ids.shape
+    flat = ids.reshape(-1)
+    order = flat.argsort(stable=True)
+    results = x.new_empty(order.shape[0], x.shape[1])
+    begin = 0
+    for expert, count in enumerate(flat.bincount(minlength=len(down)).tolist()):
+        if not count:
+            continue
+        places = order[begin : begin + count]
+        begin += count
+        of_tokens = places // top_k
+        rows = x[of_tokens]
+        wide = linear(rows, gate_up[expert])
+        add("gate_up", expert, of_tokens, rows, wide)
+        between = GATES["silu"](wide) if swiglu.limit is None else clamped_gate(wide, swiglu)
+        narrow = linear(between, down[expert])
+        add("down", expert, of_tokens, between, narrow)
+        results[places] = narrow
+    return _weighted_sum(results.view(tokens, top_k, -1), weights.to(x.dtype), invariant=False)
 
 
 def _each(product: Product, rows: Tensor, packed: Sequence[PackedLinear], used: Sequence[tuple[int, int]]) -> Tensor:

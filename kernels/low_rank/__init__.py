@@ -9,27 +9,31 @@ from torch import Tensor
 
 from troupellm.kernels.grouped_linear import grouped_linear
 from troupellm.kernels.low_rank.native import low_rank_native, takes_native
-from troupellm.kernels.low_rank.reference import low_rank_reference
+from troupellm.kernels.low_rank.reference import low_rank_reference, multiply
 from troupellm.kernels.low_rank.weights import GroupedRows, HostRows, LowRankWeights
 
 
 def low_rank_add(
     x: Tensor, weights: LowRankWeights, rows: GroupedRows, out: Tensor, *, batch_invariant: bool = False
 ) -> None:
-    """Add to rows of `out`, in place: x @ down.T @ up + bias of the row's group, for each part at its outputs.
+    """Change rows of `out`, in place: out * factor + x @ down.T @ up + bias of the row's group, for each part at its
+    outputs.
 
     Args:
         x: [rows, in_features], the type of the weights; the numbers of a row lie side by side.
         out: [rows, out_features], the type of the weights, or float32 on a CPU; the numbers of a row lie side by side.
         batch_invariant: each row is computed alike, to the bit, beside any others.
 
-    Rows that only the device knows are without their biases.
+    Rows that only the device knows are without their biases and factors.
     """
     if rows.host is not None and not any(weights.ranks[group] for group, _ in rows.host.runs):
         return
     if weights.by_kernels:
+        if rows.host is not None:
+            multiply(weights, rows.host, out)
         _by_kernels(x, weights, rows, out)
     elif takes_native(x, weights, out):
+        multiply(weights, _known(rows), out)
         low_rank_native(x, weights, _known(rows), out)
     else:
         low_rank_reference(x, weights, _known(rows), out, batch_invariant=batch_invariant)

@@ -14,6 +14,7 @@ def low_rank_reference(
     x: Tensor, weights: LowRankWeights, rows: HostRows, out: Tensor, *, batch_invariant: bool = False
 ) -> None:
     """As `low_rank_add`."""
+    multiply(weights, rows, out)
     for group, places in rows.runs:
         if not weights.ranks[group]:
             continue
@@ -26,6 +27,13 @@ def low_rank_reference(
             out[places] += found
         else:
             out.index_add_(0, places, found)
+
+
+def multiply(weights: LowRankWeights, rows: HostRows, out: Tensor) -> None:
+    """Multiply rows [rows, out_features] by their groups' factors, in place."""
+    if weights.factors is not None:
+        for group, places in rows.runs:
+            out[places] *= weights.factors[group]
 
 
 def _product(x: Tensor, weights: LowRankWeights, group: int, *, contiguous: bool = False) -> Tensor:

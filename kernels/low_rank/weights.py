@@ -24,6 +24,7 @@ class LowRankWeights:
         begins: for each part, its first output.
         ranks: int64 [groups], the largest rank of a part; 0 where the group adds nothing.
         bias: [groups, out_features]; None while no group has one.
+        factors: [groups, out_features], by which rows are multiplied before the addition; None while no group has some.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class LowRankWeights:
         self.widths, self.out_features = tuple(widths), sum(widths)
         self.ranks: Ints = np.zeros(groups, dtype=np.int64)
         self.bias: Tensor | None = None
+        self.factors: Tensor | None = None
 
     def _up(self, groups: int, rank: int, width: int) -> Tensor:
         if self.by_kernels:
@@ -63,15 +65,20 @@ class LowRankWeights:
         if self.ranks[group]:
             for tensor in (self.down, *self.ups, *(() if self.bias is None else (self.bias,))):
                 tensor[group].zero_()
+            if self.factors is not None:
+                self.factors[group].fill_(1.0)
             self.ranks[group] = 0
 
-    def put(self, group: int, part: int, down: Tensor, up: Tensor, bias: Tensor | None) -> None:
+    def put(
+        self, group: int, part: int, down: Tensor, up: Tensor, bias: Tensor | None, factor: Tensor | None = None
+    ) -> None:
         """Write one part of a group that was cleared.
 
         Args:
             down: [rank, in_features].
             up: [width, rank].
             bias: [width], or None.
+            factor: [width], or None.
         """
         rank = down.shape[0]
         begin, first = part * self.rank, self.begins[part]
@@ -81,6 +88,10 @@ class LowRankWeights:
             if self.bias is None:
                 self.bias = self.down.new_zeros(self.down.shape[0], self.out_features)
             self.bias[group, first : first + bias.shape[0]].copy_(bias)
+        if factor is not None:
+            if self.factors is None:
+                self.factors = self.down.new_ones(self.down.shape[0], self.out_features)
+            self.factors[group, first : first + factor.shape[0]].copy_(factor)
         self.ranks[group] = max(rank, int(self.ranks[group]))
 
 

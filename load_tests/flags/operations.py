@@ -14,6 +14,7 @@ MODELS = ("24m", "125m", "qwen3-0.6b", "qwen3-8b", "llama-8b", "qwen3-30b-a3b")
 STEP_MODELS = ("24m", "125m", "qwen3-0.6b", "tiny")
 STEP_LEVELS = ("worker", "engine", "http")
 OVERLAP_SEATS = ("thread", "process")
+LORA_PARTS = ("steps", "gaps", "memory")
 
 
 def kernels(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +59,14 @@ def lora(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32], help="rows that decode")
     parser.add_argument("--adapters", type=count, default=8, help="adapters that rows have in turns")
     parser.add_argument("--rank", type=count, default=16)
-    parser.add_argument("--context", type=count, default=128, help="tokens of each prompt")
+    parser.add_argument("--context", type=count, default=64, help="tokens of each prompt")
     parser.add_argument("--steps", type=count, default=24, help="of each measurement; their median counts")
     parser.add_argument("--rounds", type=count, default=5, help="in each of which all sides are measured once")
+    parser.add_argument("--streams", type=count, default=8, help="that run while adapters are loaded")
+    parser.add_argument("--loads", type=count, default=100, help="beside the streams, in all rounds together")
+    parser.add_argument("--memory-loads", type=count, default=1000, help="before memory is looked at")
     parser.add_argument("--num-threads", type=count, help="(default: all cores)")
+    parser.add_argument("--parts", nargs="+", choices=LORA_PARTS, default=list(LORA_PARTS))
     parser.add_argument("--result-json", metavar="FILE")
 
 

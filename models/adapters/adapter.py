@@ -1,7 +1,7 @@
 """Reads an adapter strictly: every tensor has its place in the decoder, and no place has half an adapter."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors.torch
@@ -9,18 +9,35 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from troupellm.models.adapters.base_weights import BaseWeights
+from troupellm.models.adapters.entries import Entries, Place, check_all
+from troupellm.models.adapters.experts import (
+    ExpertAdapter,
+    ExpertPart,
+    Matrices,
+    check_experts,
+    is_of_experts,
+    layer_adapter,
+)
 from troupellm.models.adapters.files import (
     BIAS,
+    COPY,
     FILE,
     FIRST_MATRIX,
+    FIRST_VECTORS,
+    MAGNITUDE,
+    RANKED,
     SECOND_MATRIX,
+    SECOND_VECTORS,
+    WHOLE,
     Stored,
     digest_of,
     read_content,
     read_entries,
 )
 from troupellm.models.adapters.settings import MERGE, AdapterSettings, read_settings
-from troupellm.models.adapters.sites import Part, Site, decoder_sites, plain_module
+from troupellm.models.adapters.sites import EMBEDDING
+from troupellm.models.adapters.vocabulary import Vocabulary
 from troupellm.models.checkpoint.weight_names import HEAD
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.hub.errors import plain_name
@@ -40,6 +57,12 @@ class PartWeights:
     """[width, rank], times the adapter's scale."""
     bias: Tensor | None
     """[width], times the scale."""
+    factor: Tensor | None = None
+    """[width], by which the base model's result is multiplied before."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for tensor in (self.down, self.up, self.bias, self.factor) if tensor is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +74,18 @@ class Adapter:
     """The largest one of a part."""
     sites: dict[SiteKey, tuple[PartWeights | None, ...]]
     """For each part of a site; sites without any are left out."""
+    vocabulary: Vocabulary | None = None
+    experts: dict[int, ExpertAdapter] = field(default_factory=dict)
+    """By layer."""
+
+    @property
+    def parts(self) -> list[PartWeights]:
+        return [part for parts in self.sites.values() for part in parts if part is not None]
 
     @property
     def num_bytes(self) -> int:
-        return sum(
-            tensor.nbytes
-            for parts in self.sites.values()
-            for part in parts
-            if part is not None
-            for tensor in (part.down, part.up, part.bias)
-            if tensor is not None
-        )
+        held = [*self.parts, *self.experts.values(), *(() if self.vocabulary is None else (self.vocabulary,))]
+        return sum(tensor.nbytes for each in held for tensor in each.tensors)
 
 
 def read_adapter(
@@ -70,137 +94,145 @@ def read_adapter(
     max_rank: int,
     dtype: torch.dtype = torch.float32,
     *,
-    head_weight: Callable[[], Tensor | None] | None = None,
+    base: BaseWeights | None = None,
+    whole_weights: bool = True,
+    experts: bool = True,
 ) -> Adapter:
     """Read and check a folder of PEFT.
 
     Args:
         max_rank: largest rank that a slot holds.
         dtype: of the tensors that are returned; products and scales are made in float32 first.
-        head_weight: the base model's head [vocab, hidden], which a file may hold beside an adapter of the head; None:
-            such a file is refused.
+        base: the base model's weights; None: an adapter that needs them is refused.
+        whole_weights: an embedding or a head may take the place of the base model's.
+        experts: products of experts may have adapters.
 
     Raises:
         AdapterError: a file is missing, damaged or has changed meanwhile; or a tensor does not fit the model; or the
             adapter has a feature that is not served. Nothing large is read before sizes and names were checked.
     """
-    settings = read_settings(folder)
-    places = {
-        part.module: (site, number)
-        for site in decoder_sites(model)
-        for number, part in enumerate(site.parts)
-        if not (site.name == "qkv" and model.qkv_by_group)  # whose outputs lie in another order here
-    }
-    known = _check_all(read_entries(folder), places, settings, max_rank)
+    settings, stored = read_settings(folder), read_entries(folder)
+    of_experts = [entry for entry in stored if is_of_experts(entry)]
+    if of_experts and not experts:
+        text = "adapts experts, which is served on a CPU only, and not with --batch-invariant"
+        raise AdapterError(f"{FILE}: tensor {plain_name(of_experts[0].name)} {text}", hint=MERGE)
+    others = [entry for entry in stored if not is_of_experts(entry)]
+    known = check_all(others, model, settings, max_rank, whole_weights=whole_weights)
+    expert_parts = check_experts(of_experts, model, settings, max_rank)
+    if not stored:
+        raise AdapterError(f"{FILE} has no tensors", hint="save the adapter again")
     content = read_content(folder)
     try:
         tensors = safetensors.torch.load(content)
     except SafetensorError as error:
         raise AdapterError(f"{FILE} cannot be read: {error}", hint="save the adapter again") from error
-    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {
-        entry.name: entry.shape for entries in known.values() for entry in entries.values()
-    }:
+    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {entry.name: entry.shape for entry in stored}:
         raise AdapterError(f"{FILE} has changed while it was read", hint="try again when the files are whole")
+    reader = _Reader(tensors, settings, dtype, base)
     sites: dict[SiteKey, list[PartWeights | None]] = {}
-    for module, entries in known.items():
-        site, number = places[module]
-        parts = sites.setdefault((site.layer, site.name), [None] * len(site.parts))
-        parts[number] = _weights(entries, tensors, settings, dtype)
-        if (base := entries.get(_WHOLE)) is not None:
-            _check_head(base, tensors[base.name], head_weight)
-    ranks = [part.down.shape[0] for parts in sites.values() for part in parts if part is not None]
-    digest = digest_of(content, settings)
-    return Adapter(digest, max(ranks), {key: tuple(parts) for key, parts in sites.items()})
-
-
-_WHOLE = ".base_layer.weight"
-_Entries = dict[str, Stored]
-"""The tensors of one module, by kind."""
-
-
-def _check_all(
-    stored: list[Stored], places: dict[str, tuple[Site, int]], settings: AdapterSettings, max_rank: int
-) -> dict[str, _Entries]:
-    """The tensors of each module of the decoder, after all names and shapes were checked."""
-    known: dict[str, _Entries] = {}
-    for entry in stored:
-        module = plain_module(entry.module)
-        if module not in places:
-            raise _unknown(entry)
-        entries = known.setdefault(module, {})
-        if entry.kind in entries:
-            first = plain_name(entries[entry.kind].name)
-            raise AdapterError(f"{FILE}: tensor {plain_name(entry.name)} is for the same module as {first}")
-        entries[entry.kind] = entry
-    if not known:
-        raise AdapterError(f"{FILE} has no tensors", hint="save the adapter again")
-    for module, entries in known.items():
-        site, number = places[module]
-        _check_module(entries, site, site.parts[number], settings, max_rank)
-    return known
-
-
-def _check_module(entries: _Entries, site: Site, part: Part, settings: AdapterSettings, max_rank: int) -> None:
-    """Refuse a module that misses a tensor, or has one of another shape than the base model's weight and the rank."""
-    some = next(iter(entries.values()))
-    wanted = {FIRST_MATRIX, SECOND_MATRIX} | ({BIAS} if settings.bias else set())
-    for kind in sorted(wanted - entries.keys()):
-        raise AdapterError(f"{FILE}: {plain_name(some.name)} has no {kind.removeprefix('.')} beside it")
-    rank = settings.rank_of(some.module)
-    if rank > max_rank:
-        raise AdapterError(
-            f"the adapter has rank {rank} at {plain_name(some.module)}, this server takes at most {max_rank}",
-            hint=f"start it with --max-lora-rank {rank}",
-        )
-    shapes = {
-        FIRST_MATRIX: (rank, site.in_features),
-        SECOND_MATRIX: (part.width, rank),
-        BIAS: (part.width,),
-        _WHOLE: (part.width, site.in_features),
-    }
-    for kind, entry in entries.items():
-        if kind == BIAS and not settings.bias:
-            raise AdapterError(f"{FILE}: tensor {plain_name(entry.name)} is a bias, but lora_bias is false")
-        if kind == _WHOLE and part.module != HEAD:
-            raise AdapterError(f"{FILE}: tensor {plain_name(entry.name)} is a whole weight", hint=MERGE)
-        if entry.shape != shapes[kind]:
-            raise AdapterError(
-                f"{FILE}: tensor {plain_name(entry.name)} has shape {list(entry.shape)}, expected "
-                f"{list(shapes[kind])} for this model and rank {rank}"
-            )
-
-
-def _unknown(entry: Stored) -> AdapterError:
-    """The refusal of a tensor for which the decoder has no place."""
-    name = plain_name(entry.name)
-    if ".experts." in entry.module or entry.module.endswith(".experts"):
-        return AdapterError(f"{FILE}: tensor {name} adapts experts, which is not served", hint=MERGE)
-    if entry.module.endswith("embed_tokens"):
-        return AdapterError(f"{FILE}: tensor {name} adapts an embedding, which is not served", hint=MERGE)
-    return AdapterError(
-        f"{FILE}: tensor {name} is for a module that this model does not have, or that takes no adapter",
-        hint="serve it with the base model that it was trained on",
+    wide: dict[str, Tensor] = {}
+    for place, entries in known:
+        if (copy := entries.get(COPY)) is not None:
+            reader.compare(copy, place)
+        if place.site is None or WHOLE in entries:
+            wide |= reader.vocabulary(place, entries)
+            continue
+        parts = sites.setdefault((place.site.layer, place.site.name), [None] * len(place.site.parts))
+        parts[place.number] = reader.part(place, entries)
+    ranks = [entries[kind].shape[0] for _, entries in known for kind in RANKED if kind in entries]
+    return Adapter(
+        digest=digest_of(content, settings),
+        rank=max((*ranks, *(part.rank for part in expert_parts)), default=0),
+        sites={key: tuple(parts) for key, parts in sites.items()},
+        vocabulary=Vocabulary(**wide) if wide else None,
+        experts=reader.experts(expert_parts, model),
     )
 
 
-def _weights(
-    entries: _Entries, tensors: dict[str, Tensor], settings: AdapterSettings, dtype: torch.dtype
-) -> PartWeights:
-    scale = settings.scale_of(entries[FIRST_MATRIX].module)
-    factors = {FIRST_MATRIX: 1.0, SECOND_MATRIX: scale, BIAS: scale}
-    found = {}
-    for kind, entry in entries.items():
-        if kind != _WHOLE:
-            found[kind] = (tensors[entry.name].float() * factors[kind]).to(dtype)
-            if not bool(torch.isfinite(found[kind]).all()):
-                text = f"{FILE}: tensor {plain_name(entry.name)} has NaN or infinite numbers"
-                raise AdapterError(text, hint="train it again")
-    return PartWeights(found[FIRST_MATRIX], found[SECOND_MATRIX], found.get(BIAS))
+_CHUNK = 1024
+"""Rows of a weight whose lengths are computed at once."""
 
 
-def _check_head(entry: Stored, tensor: Tensor, head_weight: Callable[[], Tensor | None] | None) -> None:
-    """A copy of the base model's head beside its adapter is fine; a trained one is not served."""
-    base = None if head_weight is None else head_weight()
-    if base is None or base.shape != tensor.shape or not torch.equal(base.to(tensor.dtype), tensor):
-        name = plain_name(entry.name)
-        raise AdapterError(f"{FILE}: tensor {name} is another head than the base model's", hint=MERGE)
+class _Reader:
+    """Makes the tensors of an adapter ready for slots."""
+
+    def __init__(
+        self, tensors: dict[str, Tensor], settings: AdapterSettings, dtype: torch.dtype, base: BaseWeights | None
+    ) -> None:
+        self._tensors, self._settings, self._dtype, self._base = tensors, settings, dtype, base
+
+    def part(self, place: Place, entries: Entries) -> PartWeights:
+        """The adapter of one projection."""
+        first, second = entries[FIRST_MATRIX], entries[SECOND_MATRIX]
+        scale = self._settings.scale_of(first.module)
+        down, up = self._floats(first), self._floats(second, scale)
+        if (length := entries.get(MAGNITUDE)) is None:
+            bias = self._ready(entries[BIAS], self._floats(entries[BIAS], scale)) if BIAS in entries else None
+            return PartWeights(self._ready(first, down), self._ready(second, up), bias)
+        factor, shift = self._factor(place, length, down, up)
+        up = self._ready(second, up * factor[:, None])
+        bias = None if shift is None else self._ready(length, shift)
+        return PartWeights(self._ready(first, down), up, bias, self._ready(length, factor))
+
+    def vocabulary(self, place: Place, entries: Entries) -> dict[str, Tensor]:
+        """Fields of `Vocabulary` for one module."""
+        if (whole := entries.get(WHOLE)) is not None:
+            name = "embedding" if place.module == EMBEDDING else "head"
+            return {name: self._ready(whole, self._floats(whole))}
+        first, second = entries[FIRST_VECTORS], entries[SECOND_VECTORS]
+        down, up = self._floats(first).t(), self._floats(second, self._settings.scale_of(first.module)).t()
+        return {"down": self._ready(first, down), "up": self._ready(second, up)}
+
+    def experts(self, parts: list[ExpertPart], model: DecoderConfig) -> dict[int, ExpertAdapter]:
+        """The adapters of experts, by layer."""
+        by_layer: dict[int, list[Matrices]] = defaultdict(list)
+        for part in parts:
+            scale = self._settings.scale_of(part.module)
+            down, up = self._floats(part.first), self._floats(part.second, scale)
+            by_layer[part.layer].append((part, self._ready(part.first, down), self._ready(part.second, up)))
+        return {layer: layer_adapter(found, model) for layer, found in by_layer.items()}
+
+    def compare(self, entry: Stored, place: Place) -> None:
+        """A copy of the base model's weight beside its adapter is fine; a trained one is not served."""
+        tensor = self._tensors[entry.name]
+        rows, columns = tensor.shape
+        base = None if self._base is None else self._base.stored(place.module, (rows, columns))
+        if base is None or not torch.equal(base.to(tensor.dtype), tensor):
+            kind = "head" if place.module == HEAD else "embedding"
+            name = plain_name(entry.name)
+            raise AdapterError(f"{FILE}: tensor {name} is another {kind} than the base model's", hint=MERGE)
+
+    def _floats(self, entry: Stored, scale: float = 1.0) -> Tensor:
+        return self._tensors[entry.name].float() * scale
+
+    def _ready(self, entry: Stored, tensor: Tensor) -> Tensor:
+        """A tensor in the type of slots. entry: the one that it is made of."""
+        found = tensor.to(self._dtype).contiguous()
+        if not bool(torch.isfinite(found).all()):
+            text = f"{FILE}: tensor {plain_name(entry.name)} has NaN or infinite numbers"
+            raise AdapterError(text, hint="train it again")
+        return found
+
+    def _factor(self, place: Place, entry: Stored, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of DoRA (Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation"): each row of the adapted weight is
+        brought to a length of its own.
+
+        Args:
+            entry: the lengths [width].
+
+        Returns:
+            the factor of each row, and the bias that makes up for the base model's own, which is not multiplied.
+        """
+        assert place.site is not None
+        shape = (up.shape[0], down.shape[1])
+        base = None if self._base is None else self._base.computed(place.module, shape, bias=place.site.bias)
+        if base is None:
+            text = f"{FILE}: tensor {plain_name(entry.name)} is of DoRA, which needs the base model's stored weights"
+            raise AdapterError(text, hint=MERGE)
+        weight, bias = base
+        lengths = [
+            (rows.float() + ups @ down).norm(dim=1)
+            for rows, ups in zip(torch.split(weight, _CHUNK), torch.split(up, _CHUNK), strict=True)
+        ]
+        factor = self._floats(entry) / torch.cat(lengths)
+        return factor, None if bias is None else bias.float() * (1.0 - factor)

@@ -7,9 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.fused_moe.experts import AddToExpert
 from troupellm.kernels.low_rank import low_rank_add
 from troupellm.kernels.low_rank.native import LayerAdapters, load
 from troupellm.kernels.low_rank.weights import GroupedRows, ToDevice, grouped_rows, rows_on_device
+from troupellm.models.adapters.experts import additions
 from troupellm.models.adapters.sites import HEAD_LAYER
 from troupellm.models.adapters.slots import AdapterSlots
 
@@ -40,11 +42,42 @@ class AdapterBatch:
         rows = self.kept if kept else self.tokens
         low_rank_add(x, self.slots.site(layer, name), rows, out, batch_invariant=self.invariant)
 
+    def embed(self, token_ids: Tensor, out: Tensor, scale: float) -> None:
+        """Change the vectors of tokens whose adapters change the embedding, in place.
+
+        Args:
+            token_ids: int64 [tokens].
+            out: [tokens, hidden], the base model's vectors times `scale`.
+        """
+        for group, places in () if self.tokens.host is None else self.tokens.host.runs:
+            if (vocabulary := self.slots.vocabulary(group + 1)) is not None:
+                vocabulary.embed(token_ids, places, out, scale)
+
+    def experts(self, layer: int, tokens: int, *, kept: bool) -> AddToExpert | None:
+        """The addition to the experts of a layer; None where no row's adapter changes them.
+
+        Args:
+            tokens: number of rows.
+            kept: the rows are those that logits are wanted for, not all tokens.
+        """
+        rows = (self.kept if kept else self.tokens).host
+        if rows is None:
+            return None
+        found = [(group, self.slots.experts(group + 1, layer)) for group, _ in rows.runs]
+        groups = [(group, adapter) for group, adapter in found if adapter is not None]
+        if not groups:
+            return None
+        of_tokens = torch.full((tokens,), -1)
+        of_tokens[torch.from_numpy(rows.rows)] = torch.from_numpy(rows.groups)
+        return additions(groups, of_tokens)
+
     @property
     def compiled(self) -> bool:
-        """True if compiled code adds the adapters of a float32 model on a CPU. Invariant rows take one path in steps of
-        any size, which is layer by layer."""
-        return not self.invariant and load() is not None
+        """True if compiled code adds the adapters of a float32 model on a CPU. It multiplies no results, and invariant
+        rows take one path in steps of any size, which is layer by layer."""
+        if self.invariant or load() is None:
+            return False
+        return self.tokens.host is not None and not self.slots.scales(self.tokens.host.groups + 1)
 
     def of_layers(self) -> LayerAdapters:
         """The adapters of all layers for compiled code, which computes them in one call."""
@@ -93,8 +126,13 @@ class HeadAdapters:
             normed: hidden states behind the final norm, [rows, hidden].
             scores: float32 [rows, vocab].
         """
+        if self.rows.host is None:
+            return
+        for group, places in self.rows.host.runs:
+            if (vocabulary := self.slots.vocabulary(group + 1)) is not None:
+                vocabulary.score(normed, places, scores, invariant=self.invariant)
         weights = self.slots.site(HEAD_LAYER, "head")
-        if self.rows.host is None or not any(weights.ranks[group] for group, _ in self.rows.host.runs):
+        if not any(weights.ranks[group] for group, _ in self.rows.host.runs):
             return
         found = scores
         if weights.by_kernels and normed.dtype != scores.dtype:

@@ -16,6 +16,14 @@ PICKLED = "adapter_model.bin"
 DTYPES = {"F32": 4, "BF16": 2, "F16": 2}
 """Types of numbers that an adapter may have, and their bytes."""
 FIRST_MATRIX, SECOND_MATRIX, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
+MAGNITUDE = ".lora_magnitude_vector"
+"""Of DoRA: the lengths of the adapted weight's rows."""
+FIRST_VECTORS, SECOND_VECTORS = ".lora_embedding_A", ".lora_embedding_B"
+"""The two matrices of an embedding's adapter."""
+COPY, WHOLE = ".base_layer.weight", ".weight"
+"""The base model's weight beside its adapter; and a weight that takes the place of the base model's."""
+RANKED = (FIRST_MATRIX, FIRST_VECTORS)
+"""Kinds whose first size is the rank, but for stacked experts."""
 _PREFIX = "base_model.model."
 _CHUNK = 2**20
 
@@ -40,7 +48,7 @@ class Stored:
     module: str
     """Name within the base model."""
     kind: str
-    """FIRST_MATRIX, SECOND_MATRIX or BIAS; or, of a whole weight beside its adapter, what follows the module."""
+    """The rest of the name: one of the kinds above."""
     shape: tuple[int, ...]
     num_bytes: int
 
@@ -53,7 +61,7 @@ def adapter_header(folder: Path) -> AdapterHeader:
     """
     settings, stored = read_settings(folder), read_entries(folder)
     return AdapterHeader(
-        rank=max((entry.shape[0] for entry in stored if entry.kind == FIRST_MATRIX), default=0),
+        rank=max((settings.rank_of(entry.module) for entry in stored if entry.kind in RANKED), default=0),
         num_bytes=sum(entry.num_bytes for entry in stored),
         base_model_name=settings.base_model_name,
     )
@@ -151,15 +159,13 @@ def _placed(name: str, shown: str, shape: tuple[int, ...], size: int) -> Stored:
     if not name.startswith(_PREFIX):
         raise AdapterError(f"{FILE}: tensor {shown} does not begin with {_PREFIX}, as PEFT's names do")
     rest = name.removeprefix(_PREFIX)
-    for kind in (FIRST_MATRIX, SECOND_MATRIX, BIAS):
+    for kind in (FIRST_MATRIX, SECOND_MATRIX, BIAS, MAGNITUDE, FIRST_VECTORS, SECOND_VECTORS, COPY):
         if rest.endswith(kind):
             return Stored(name, rest.removesuffix(kind), kind, shape, size)
-    if rest.endswith(".base_layer.weight"):
-        return Stored(name, rest.removesuffix(".base_layer.weight"), ".base_layer.weight", shape, size)
-    if "lora_magnitude_vector" in rest:
-        raise AdapterError(f"{FILE}: tensor {shown} is of DoRA, which is not served", hint=MERGE)
-    if "lora_embedding" in rest:
-        raise AdapterError(f"{FILE}: tensor {shown} adapts an embedding, which is not served", hint=MERGE)
+    if rest.endswith(MAGNITUDE + WHOLE):
+        return Stored(name, rest.removesuffix(MAGNITUDE + WHOLE), MAGNITUDE, shape, size)
     if "lora_" in rest:
         raise AdapterError(f"{FILE}: tensor {shown} is not known", hint=MERGE)
-    raise AdapterError(f"{FILE}: tensor {shown} is a whole weight (modules_to_save), which is not served", hint=MERGE)
+    if rest.endswith(WHOLE):
+        return Stored(name, rest.removesuffix(WHOLE), WHOLE, shape, size)
+    raise AdapterError(f"{FILE}: tensor {shown} is a whole one (modules_to_save), which is not served", hint=MERGE)

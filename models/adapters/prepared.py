@@ -1,14 +1,14 @@
 """Adapters in host memory, ready to be copied into slots. Read beside the steps, on any thread."""
 
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from troupellm.models.adapters.adapter import Adapter, read_adapter
+from troupellm.models.adapters.base_weights import BaseWeights
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.protocol.config.lora import LoraConfig
 from troupellm.protocol.errors import AdapterError
@@ -26,14 +26,26 @@ class PreparedAdapters:
         model: DecoderConfig,
         config: LoraConfig,
         dtype: torch.dtype,
-        head_weight: Callable[[], Tensor | None] | None,
+        base: BaseWeights | None,
+        *,
+        whole_weights: bool = True,
+        experts: bool = True,
     ) -> None:
         """
         Args:
             dtype: of slots.
-            head_weight: as of `read_adapter`.
+            base, whole_weights, experts: as of `read_adapter`.
         """
-        self._model, self._config, self._dtype, self._head_weight = model, config, dtype, head_weight
+        self._config = config
+        self._read = partial(
+            read_adapter,
+            model=model,
+            max_rank=config.max_lora_rank,
+            dtype=dtype,
+            base=base,
+            whole_weights=whole_weights,
+            experts=experts,
+        )
         self._lock = threading.Lock()
         self._adapters: dict[str, Adapter] = {}
 
@@ -46,9 +58,7 @@ class PreparedAdapters:
         found = self.find(digest)
         if found is None:
             try:
-                found = read_adapter(
-                    folder, self._model, self._config.max_lora_rank, self._dtype, head_weight=self._head_weight
-                )
+                found = self._read(folder)
                 if found.digest != digest:
                     raise AdapterError("the adapter's files have changed meanwhile", hint="load it again")
                 self._keep(found)

@@ -22,10 +22,8 @@ _UNSERVED = {
     "kasa_config": "KaSA",
     "layer_replication": "repeated layers",
     "monteclora_config": "MonteCLoRA",
-    "target_parameters": "an adapter on experts or other bare parameters",
     "trainable_token_indices": "trained token embeddings",
     "use_bdlora": "BD-LoRA",
-    "use_dora": "DoRA",
     "use_qalora": "QA-LoRA",
     "velora_config": "VeLoRA",
 }
@@ -35,7 +33,8 @@ _OF_TRAINING = frozenset((
     "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config",
     "megatron_config", "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r",
-    "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+    "rank_pattern", "revision", "runtime_config", "target_modules", "target_parameters", "task_type", "use_dora",
+    "use_rslora",
 ))  # fmt: skip
 """Keys that are read here, or that only training looks at: the names of the tensors say which modules have a part."""
 _KEEPS_THE_BASE = frozenset({"gaussian", "eva", "orthogonal", "mica"})
@@ -57,11 +56,29 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Scale by alpha / sqrt(rank) instead of alpha / rank."""
     bias: bool
     """The second matrix has a bias."""
+    dora: bool
+    """Each module has the lengths that the rows of its adapted weight are brought to."""
+    ties: bool
+    """The head shares the embedding's adapter, where the base model's weights are shared."""
     base_model_name: str
 
     def rank_of(self, module: str) -> int:
         """module: the name within the base model, as PEFT says it."""
         return next((rank for pattern, rank in self.rank_pattern if _fits(pattern, module)), self.rank)
+
+    def checked_rank(self, module: str, most: int) -> int:
+        """As `rank_of`.
+
+        Raises:
+            AdapterError: it is larger than `most`.
+        """
+        rank = self.rank_of(module)
+        if rank > most:
+            raise AdapterError(
+                f"the adapter has rank {rank} at {plain_name(module)}, this server takes at most {most}",
+                hint=f"start it with --max-lora-rank {rank}",
+            )
+        return rank
 
     def scale_of(self, module: str) -> float:
         """The factor on a module's product."""
@@ -96,6 +113,8 @@ def read_settings(folder: Path) -> AdapterSettings:
         alpha_pattern=_pattern(values, "alpha_pattern", _number),
         rslora=_flag(values, "use_rslora"),
         bias=_flag(values, "lora_bias"),
+        dora=_flag(values, "use_dora"),
+        ties=_flag(values, "ensure_weight_tying"),
         base_model_name=str(values.get("base_model_name_or_path") or ""),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from troupellm.models.checkpoint.weight_names import FIRST, HEAD, TEXT_PARTS
 from troupellm.models.config.decoder_config import DecoderConfig
 
+EMBEDDING = "embed_tokens"
 HEAD_LAYER = -1
 """Stands for a layer's number at the head's site."""
 _BODIES = (*(body for body, _ in TEXT_PARTS), FIRST, "")
@@ -35,6 +36,8 @@ class Site:
     """qkv, out, gate_up, down or head."""
     in_features: int
     parts: tuple[Part, ...]
+    bias: bool = False
+    """The base model's product has a bias."""
 
     @property
     def out_features(self) -> int:
@@ -48,23 +51,24 @@ def decoder_sites(model: DecoderConfig) -> tuple[Site, ...]:
         block, size = f"layers.{layer}", model.hidden_size
         if model.mla is None:
             attention = f"{block}.self_attn"
-            found.append(_site(layer, "qkv", size, attention, model.query_key_value(layer)))
-            found.append(_site(layer, "out", shape.query_width, attention, {"o_proj": size}))
+            qkv = model.query_key_value(layer)
+            found.append(_site(layer, "qkv", size, attention, qkv, bias=model.qkv_bias))
+            found.append(_site(layer, "out", shape.query_width, attention, {"o_proj": size}, bias=model.out_bias))
         if shape.experts is None:
             inner = shape.intermediate_size
-            found.append(_site(layer, "gate_up", size, f"{block}.mlp", model.gate_up(inner)))
-            found.append(_site(layer, "down", inner, f"{block}.mlp", {"down_proj": size}))
+            found.append(_site(layer, "gate_up", size, f"{block}.mlp", model.gate_up(inner), bias=model.mlp_bias))
+            found.append(_site(layer, "down", inner, f"{block}.mlp", {"down_proj": size}, bias=model.mlp_bias))
     if model.head == "lm":
         found.append(Site(HEAD_LAYER, "head", model.hidden_size, (Part(HEAD, 0, model.vocab_size),)))
     return tuple(found)
 
 
-def _site(layer: int, name: str, in_features: int, prefix: str, widths: dict[str, int]) -> Site:
+def _site(layer: int, name: str, in_features: int, prefix: str, widths: dict[str, int], *, bias: bool) -> Site:
     parts, begin = [], 0
     for part, width in widths.items():
         parts.append(Part(f"{prefix}.{part}", begin, width))
         begin += width
-    return Site(layer, name, in_features, tuple(parts))
+    return Site(layer, name, in_features, tuple(parts), bias)
 
 
 def plain_module(module: str) -> str:
@@ -80,6 +84,11 @@ def plain_module(module: str) -> str:
 
 
 def adapter_bytes(model: DecoderConfig, rank: int, itemsize: int) -> int:
-    """Bytes of an adapter of that rank on all sites."""
+    """Bytes of an adapter of that rank on all sites and the embedding."""
     numbers = sum(rank * (len(site.parts) * site.in_features + site.out_features) for site in decoder_sites(model))
-    return numbers * itemsize
+    return numbers * itemsize + vocabulary_bytes(model, rank, itemsize)
+
+
+def vocabulary_bytes(model: DecoderConfig, rank: int, itemsize: int) -> int:
+    """Bytes of an embedding's adapter of that rank."""
+    return rank * (model.vocab_size + model.hidden_size) * itemsize

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from troupellm.kernels.low_rank.native import LayerWeights
 from troupellm.kernels.low_rank.weights import LowRankWeights
 from troupellm.models.adapters.adapter import Adapter
-from troupellm.models.adapters.sites import HEAD_LAYER, decoder_sites
+from troupellm.models.adapters.experts import ExpertAdapter
+from troupellm.models.adapters.sites import HEAD_LAYER, decoder_sites, vocabulary_bytes
+from troupellm.models.adapters.vocabulary import Vocabulary
 from troupellm.models.config.decoder_config import DecoderConfig
 
 
@@ -33,8 +35,13 @@ class AdapterSlots:
         self.num_slots, self._find = num_slots, find
         self._filled: set[int] = set()
         self._of_layers: LayerWeights | None = None
-        self._plain = np.ones(num_slots + 1, dtype=np.bool_)
-        """By number, whether a graph computes all of the slot's adapter."""
+        self._plain, self._scaled = (np.full(num_slots + 1, plain) for plain in (True, False))
+        """By number, whether a graph computes all of the slot's adapter; and whether it multiplies results."""
+        self._vocabulary: dict[int, Vocabulary] = {}
+        """By number. A copy of its own holds each on a device; on a CPU it is that of host memory."""
+        self._experts: dict[int, dict[int, ExpertAdapter]] = {}
+        """By number and layer, in host memory."""
+        self._device, self._vectors = device, num_slots * vocabulary_bytes(model, max_rank, dtype.itemsize)
         self._sites = {
             (site.layer, site.name): LowRankWeights(
                 num_slots, max_rank, site.in_features, [part.width for part in site.parts], dtype, device
@@ -56,7 +63,17 @@ class AdapterSlots:
 
     @property
     def num_bytes(self) -> int:
-        return sum(weights.num_bytes for weights in self._sites.values())
+        """Of full slots, but for whole weights."""
+        return sum(weights.num_bytes for weights in self._sites.values()) + self._vectors
+
+    def vocabulary(self, number: int) -> Vocabulary | None:
+        """What the adapter in a slot changes about the vocabulary; None if it changes nothing."""
+        return self._vocabulary.get(number)
+
+    def experts(self, number: int, layer: int) -> ExpertAdapter | None:
+        """What the adapter in a slot adds to the experts of a layer; None if it adds nothing."""
+        found = self._experts.get(number)
+        return None if found is None else found.get(layer)
 
     def fill(self, number: int, digest: str) -> bool:
         """Copy an adapter from host memory into a slot, from number 1 on; False if there is no such slot or adapter."""
@@ -68,15 +85,25 @@ class AdapterSlots:
             weights.clear(number - 1)
             for part, found in enumerate(adapter.sites.get(key, ())):
                 if found is not None:
-                    weights.put(number - 1, part, found.down, found.up, found.bias)
+                    weights.put(number - 1, part, found.down, found.up, found.bias, found.factor)
         self._filled.add(number)
-        parts = [part for found in adapter.sites.values() for part in found if part is not None]
-        whole = (HEAD_LAYER, "head") not in adapter.sites and all(part.bias is None for part in parts)
-        self._plain[number] = whole
+        self._experts[number] = adapter.experts
+        self._vocabulary.pop(number, None)
+        if adapter.vocabulary is not None:
+            self._vocabulary[number] = adapter.vocabulary.to(self._device)
+        self._scaled[number] = any(part.factor is not None for part in adapter.parts)
+        of_vocabulary = adapter.vocabulary is not None or (HEAD_LAYER, "head") in adapter.sites or bool(adapter.experts)
+        biased = any(part.bias is not None for part in adapter.parts)
+        self._plain[number] = not (of_vocabulary or biased or self._scaled[number])
         return True
 
+    def scales(self, numbers: NDArray[np.int64]) -> bool:
+        """True if one of the slots' adapters multiplies results of products, as DoRA does."""
+        return bool(self._scaled[numbers].any())
+
     def goes_into_graphs(self, numbers: NDArray[np.int64]) -> bool:
-        """True if none of the slots' adapters has a bias or adapts the head, which no graph computes."""
+        """True if none of the slots' adapters has a bias, multiplies results, or changes embedding or head: no graph
+        computes these."""
         return bool(self._plain[numbers].all())
 
     def holds(self, number: int) -> bool:

@@ -99,6 +99,10 @@ class Repository:
         """Paths of all files of the repository."""
         return self._files.keys()
 
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, as the listing has them; None where it does not say."""
+        return self._files[name].size
+
     def revisions(self) -> list[str]:
         """The branches and tags; empty if the hub does not list them."""
         try:

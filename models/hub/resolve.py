@@ -186,9 +186,13 @@ class HubModel:
         self._progress(LoadProgress(phase="resolve", detail=text))
 
 
-def not_found(model: str) -> ModelLoadError:
+class NotOnHub(ModelLoadError):
+    """The hub knows no model of that name, or shows it to others only."""
+
+
+def not_found(model: str) -> NotOnHub:
     """The error for a name that is neither a path nor known to the hub."""
-    return ModelLoadError(
+    return NotOnHub(
         f"{plain_name(model)} is neither a local folder nor a model on the hub",
         hint="check the spelling; a private model needs HF_TOKEN or --hf-token",
     )

@@ -12,6 +12,7 @@ from troupellm.models.adapters.batch import AdapterBatch
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.attention import Angles, Attention, KVPair, make_attention
+from troupellm.models.layers.experts import Experts
 from troupellm.models.layers.feed_forward import FeedForward, make_feed_forward
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.norm import take_norm
@@ -128,7 +129,9 @@ class DecoderLayer:
         if isinstance(part, FeedForward):
             fed = part.adapted(hidden, partial(adapters.add, self.number, kept=keep is not None))
         else:
-            fed = part(hidden, batch.token_ids.shape[0] if keep is None else keep.shape[0])
+            tokens = batch.token_ids.shape[0] if keep is None else keep.shape[0]
+            add = adapters.experts(self.number, tokens, kept=keep is not None)
+            fed = part(hidden, tokens) if add is None or not isinstance(part, Experts) else part(hidden, tokens, add)
         return self._weighed(fed, self.after_feed_forward), residual
 
     def _attended(

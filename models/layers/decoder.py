@@ -200,6 +200,8 @@ class Decoder:
     def _entering(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """The input of the first layer: token embeddings, replaced where the batch brings its own."""
         residual = self.embed(token_ids)
+        if batch.adapters is not None:
+            batch.adapters.embed(token_ids, residual, self.embedding_scale)
         if batch.inputs is not None:
             places, values = batch.inputs
             scale = self.embedding_scale if self.config.scale_inputs else 1.0

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.fused_moe import PackedExperts, Routing, Swiglu, fused_moe, pack_experts, route
+from troupellm.kernels.fused_moe.experts import AddToExpert, experts_with_additions
 from troupellm.kernels.fused_moe.sigmoid import batch_invariant_sigmoid
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized_linear import merge
@@ -60,12 +61,20 @@ class Experts:
             pack(source.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))) if (moe.shared_gate) else None
         )
 
-    def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
-        """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost."""
+    def __call__(self, hidden: Tensor, tokens: int, add: AddToExpert | None = None) -> Tensor:
+        """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost.
+
+        Args:
+            add: adds adapters to the products of experts, on a CPU.
+        """
         used = hidden[:tokens]
         logits = linear(used.float() if self._wide else used, self.router)
         weights, ids = route(logits, self.routing, self.choice_bias)
-        total = fused_moe(used, weights, ids, self.experts, batch_invariant=self.router.invariant)
+        if add is None:
+            total = fused_moe(used, weights, ids, self.experts, batch_invariant=self.router.invariant)
+        else:
+            experts = self.experts
+            total = experts_with_additions(used, weights, ids, experts.gate_up, experts.down, experts.swiglu, add)
         if self.shared is not None:
             shared = self.shared(used, tokens)
             if self.shared_gate is not None:

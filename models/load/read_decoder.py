@@ -62,7 +62,7 @@ def read_decoder(
         return TransformersDecoder(model, network, max_model_len=budget.max_model_len)
     if dummy:
         random = RandomWeights(dtype, seed=config.seed, device=device)
-        return Decoder(model, _quantizing(random, config), max_model_len=budget.max_model_len)
+        return Decoder(model, quantizing(random, config), max_model_len=budget.max_model_len)
     done = 0
 
     def taken(size: int) -> None:
@@ -77,7 +77,7 @@ def read_decoder(
     source: WeightSource = decoder_weights(model, stored, EMBEDDING)
     if device.type != "cpu":
         source = OnDevice(source, device)
-    decoder = Decoder(model, _quantizing(source, config), max_model_len=budget.max_model_len)
+    decoder = Decoder(model, quantizing(source, config), max_model_len=budget.max_model_len)
     stored.finish()
     return decoder
 
@@ -123,6 +123,7 @@ def open_weights(
     return Checkpoint(folder, dtype, taken) if form is None else QuantizedCheckpoint(folder, dtype, taken, form)
 
 
-def _quantizing(source: WeightSource, config: ModelConfig) -> WeightSource:
+def quantizing(source: WeightSource, config: ModelConfig) -> WeightSource:
+    """The source, which quantizes what it reads if the settings say so."""
     mode = on_load_mode(config.quantization)
     return source if mode is None else QuantizeOnLoad(source, mode)

@@ -13,23 +13,22 @@ from troupellm.kernels.paged_attention.backends import Planner
 from troupellm.models.adapters.prepared import PreparedAdapters
 from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.kv_cache import KVCache
-from troupellm.models.checkpoint.weight_names import HEAD, decoder_weights
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.config.pooling_config import Activation, classifier_activation, decoder_ability
 from troupellm.models.families.registry import is_encoder
 from troupellm.models.gpu.placement import GpuPlace, find_device
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.kv_offload.transfers import TransferEngine
 from troupellm.models.layers.attention_backend import plan_attention
 from troupellm.models.layers.cache_layout import with_cache_groups
-from troupellm.models.layers.decoder import EMBEDDING, RunnableDecoder
+from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.load.architecture import open_config
+from troupellm.models.load.base_weights import StoredBase
 from troupellm.models.load.fingerprint import SameModel, same_model
 from troupellm.models.load.implementation import describe_served
 from troupellm.models.load.notes import attention_note, report_compiling
-from troupellm.models.load.read_decoder import open_weights, read_decoder, stored_format
+from troupellm.models.load.read_decoder import read_decoder, stored_format
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory, serves_adapters
 from troupellm.models.memory.stored_size import stored_size
 from troupellm.models.quantization.checkpoint import Format
@@ -288,17 +287,11 @@ def _prepared_adapters(plan: ModelPlan) -> PreparedAdapters | None:
     if DTYPES.get(config.lora.dtype, plan.dtype) != plan.dtype:
         there = str(plan.dtype).removeprefix("torch.")
         raise ConfigError(f"lora_dtype must be auto or {there}, the dtype of activations", param="lora_dtype")
-    return PreparedAdapters(model, config.lora, plan.dtype, partial(_head_weight, plan))
-
-
-def _head_weight(plan: ModelPlan) -> torch.Tensor | None:
-    """The head [vocab, hidden] as the checkpoint stores it; None where it is not stored plainly."""
-    model = plan.model
-    if plan.form is not None or is_gguf(plan.folder) or plan.config.model.load_format == "dummy":
-        return None
-    name = EMBEDDING if model.tie_word_embeddings else f"{HEAD}.weight"
-    source = decoder_weights(model, open_weights(plan.folder, model, None, plan.dtype), EMBEDDING)
-    return source.take(name, (model.vocab_size, model.hidden_size))
+    form, settings = plan.form, config.model
+    base = StoredBase(plan.folder, model, form, settings, plan.dtype) if settings.load_format != "dummy" else None
+    on_cpu = not plan.place.on_gpu
+    experts = on_cpu and not config.worker.batch_invariant
+    return PreparedAdapters(model, config.lora, plan.dtype, base, whole_weights=on_cpu, experts=experts)
 
 
 def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> None:

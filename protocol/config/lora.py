@@ -13,6 +13,9 @@ MOST_ADAPTERS: Final = 4096
 """Names that one engine knows at a time."""
 ADAPTER_NAME: Final = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 """Names of adapters, whole."""
+_HUB: Final = "lora_allow_hub"
+_REPOSITORIES: Final = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._*-]{1,96}")
+"""Of one owner of the hub, whose name is written out."""
 _CPU_FACTOR: Final = 4
 
 
@@ -49,12 +52,20 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         _help("folder whose folders are adapters by name, repeatable; load calls and requests may read no others"),
     ] = ()
+    lora_allow_hub: Annotated[
+        tuple[str, ...],
+        _help("hub repositories whose adapters requests may name, owner/name or owner/*, repeatable"),
+    ] = ()
 
     def __post_init__(self) -> None:
         if not self.enable_lora:
-            for name, given in ((MODULES, self.lora_modules), ("lora_dir", self.lora_dir)):
-                if given:
-                    raise ConfigError(f"{name} needs enable_lora: without it no adapter is served", param=name)
+            given = {MODULES: self.lora_modules, "lora_dir": self.lora_dir, _HUB: self.lora_allow_hub}
+            for name in (name for name, values in given.items() if values):
+                raise ConfigError(f"{name} needs enable_lora: without it no adapter is served", param=name)
+        for pattern in self.lora_allow_hub:
+            if _REPOSITORIES.fullmatch(pattern) is None:
+                text = f"{_HUB}: {pattern[:64]!r} is not understood; give owner/name or owner/*"
+                raise ConfigError(text, param=_HUB)
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError(
                 f"max_cpu_loras ({self.max_cpu_loras}) must not be less than max_loras ({self.max_loras}): "

@@ -128,11 +128,11 @@ async def test_adapters_are_loaded_and_unloaded_as_clients_of_vllm_do(engine_of:
 async def test_requests_that_run_keep_their_adapter(engine_of: Any) -> None:
     config = server_config(admin_api_key=("root-key",))
     async with engine_of() as engine, running_server(engine, config) as served, served.client() as client:
-        whole = await tokens(client, "sql", max_tokens=400)
+        whole = await tokens(client, "sql", max_tokens=150)
         got: list[list[int]] = []
 
         async def stream() -> None:
-            body = ASK | {"model": "sql", "max_tokens": 400, "stream": True}
+            body = ASK | {"model": "sql", "max_tokens": 150, "stream": True}
             events = events_of((await client.post("/v1/completions", json=body)).text)
             got.append([token for event in events for token in event["choices"][0]["token_ids"]])
 
@@ -141,7 +141,7 @@ async def test_requests_that_run_keep_their_adapter(engine_of: Any) -> None:
             await eventually(lambda: engine.snapshot().scheduler.running == 1)
             body = {"lora_name": "sql", "lora_path": "law", "load_inplace": True}
             assert (await client.post("/v1/load_lora_adapter", headers=ADMIN, json=body)).status_code == 200
-            assert await tokens(client, "sql", max_tokens=400) != whole
+            assert await tokens(client, "sql", max_tokens=150) != whole
             unload = {"lora_name": "sql"}
             assert (await client.post("/v1/unload_lora_adapter", headers=ADMIN, json=unload)).status_code == 200
         assert got == [whole]
@@ -177,7 +177,7 @@ async def test_metrics_name_the_adapters_in_use(engine_of: Any) -> None:
     async with engine_of(max_loras=1) as engine, running_server(engine) as served, served.client() as client:
         async with anyio.create_task_group() as group:
             for model in ("sql", "law", "tiny"):
-                group.start_soon(partial(tokens, client, model, max_tokens=600))
+                group.start_soon(partial(tokens, client, model, max_tokens=200))
             await eventually(lambda: engine.snapshot().scheduler.adapters.waiting != ())
             adapters = engine.snapshot().scheduler.adapters
             assert (adapters.slots, adapters.slots_used) == (1, 1)
@@ -220,9 +220,18 @@ async def test_every_api_server_process_takes_a_name_once_it_is_loaded(checkpoin
     flags = (*SMALL, *NO_SPARE, "--api-server-count", "2", "--enable-lora", "--lora-dir", str(loras))
     async with ready_process(checkpoint, *flags, "--admin-api-key", "root-key") as server:
         body = {"lora_name": "new", "lora_path": "law"}
-        async with server.client() as client:
-            loaded = await client.post("/v1/load_lora_adapter", headers=ADMIN, json=body)
-            assert (loaded.status_code, loaded.text) == (200, LOADED)
+        answers: list[int] = []
+
+        async def load() -> None:
+            async with server.client() as client:  # a connection of its own, to any of the processes
+                loaded = await client.post("/v1/load_lora_adapter", headers=ADMIN, json=body)
+                answers.append(loaded.status_code)
+                assert loaded.text == LOADED or "has already been loaded" in loaded.text
+
+        async with anyio.create_task_group() as group:
+            for _ in range(6):
+                group.start_soon(load)
+        assert sorted(answers) == [200, *[400] * 5]
         seen = set()
         for _ in range(12):
             async with server.client() as client:  # a connection of its own, to any of the processes

@@ -14,10 +14,17 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "an adapter with half of a module is accepted",
-        "models/adapters/adapter.py",
+        "models/adapters/entries.py",
         "for kind in sorted(wanted - entries.keys()):",
         "for kind in sorted(wanted - entries.keys() - {SECOND_MATRIX, BIAS}):",
         "models/adapters/test_read_adapter.py",
+    ),
+    Mutant(
+        "DoRA multiplies the base model's bias, too",
+        "models/adapters/adapter.py",
+        "return factor, None if bias is None else bias.float() * (1.0 - factor)",
+        "return factor, None",
+        "models/adapters/test_vocabulary_and_dora.py",
     ),
     Mutant(
         "files that have changed since their digest was made are served",

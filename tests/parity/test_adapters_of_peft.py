@@ -17,6 +17,8 @@ import troupellm
 from troupellm.models.adapters.adapter import read_adapter
 from troupellm.models.adapters.files import adapter_digest
 from troupellm.models.adapters.slots import AdapterSlots
+from troupellm.models.load.base_weights import StoredBase
+from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.messages.worker import AdapterSlot
 from troupellm.tests.support.adapters.peft_reference import NEW_TOKENS
 from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
@@ -41,6 +43,26 @@ CASES: dict[str, dict[str, object] | None] = {
     "one_layer": {"r": 8, "lora_alpha": 4, "target_modules": ["q_proj", "gate_proj"], "layers_to_transform": [1]},
     "head": {"r": 5, "lora_alpha": 5, "target_modules": ["lm_head", "v_proj"]},
 }  # fmt: skip
+WIDE: dict[str, dict[str, object] | None] = {
+    "base": None,
+    "dora": {"r": 4, "lora_alpha": 8, "target_modules": ALL, "use_dora": True},
+    "dora_of_two": {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "down_proj"], "use_dora": True},
+    "embedding": {"r": 4, "lora_alpha": 8, "target_modules": ["embed_tokens", "v_proj"]},
+    "saved_head": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "saved_both": {
+        "r": 4, "lora_alpha": 8, "target_modules": ["o_proj"], "modules_to_save": ["lm_head", "embed_tokens"],
+    },
+}  # fmt: skip
+EXPERTS: dict[str, dict[str, object] | None] = {
+    "base": None,
+    "experts": {
+        "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    },
+    "narrow": {"r": 4, "lora_alpha": 4, "target_modules": ["v_proj"], "target_parameters": ["mlp.experts.down_proj"]},
+    "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]},
+}  # fmt: skip
+IN_THE_TEXT_PART = r".*language_model.*\.(q_proj|o_proj|gate_proj|down_proj)"
 FUSED = {
     "base": None,
     "all": {"r": 8, "lora_alpha": 16, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
@@ -51,6 +73,17 @@ CONFIGS = {
     "gemma3": (FAMILIES["gemma3"], {name: CASES[name] for name in ("base", "all", "patterns")}),
     "granite": (FAMILIES["granite"], {name: CASES[name] for name in ("base", "all", "biases", "head")}),
     "phi3": (FAMILIES["phi3"], FUSED),
+    "llama_wide": (FAMILIES["llama"], WIDE),
+    "qwen2_biases": (FAMILIES["qwen2"], {name: WIDE[name] for name in ("base", "dora", "embedding")}),
+    "qwen3_tied_wide": (FAMILIES["qwen3_tied"], {name: WIDE[name] for name in ("base", "embedding", "saved_both")}),
+    "gemma3_wide": (FAMILIES["gemma3"], {name: WIDE[name] for name in ("base", "dora_of_two", "embedding")}),
+    "mixtral": (FAMILIES["mixtral"], EXPERTS),
+    "qwen3_moe": (FAMILIES["qwen3_moe"], EXPERTS),
+    "gpt_oss": (FAMILIES["gpt_oss"], EXPERTS),
+    "gemma3_with_images": (
+        FAMILIES["gemma3_with_images"],
+        {"base": None, "text": {"r": 4, "lora_alpha": 8, "target_modules": IN_THE_TEXT_PART}},
+    ),
     "llama_small_heads": (
         lambda: transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 3}, head_dim=24),
         {name: CASES[name] for name in ("base", "two", "one_layer")},
@@ -84,8 +117,9 @@ class Saved:
 
     def driver(self) -> Driver:
         """With all adapters in slots, in order."""
-        model, head = self.pair.config, self.pair.reference.get_output_embeddings().weight.detach()
-        adapters = [read_adapter(self.folder / name, model, 16, head_weight=lambda: head) for name in self.names]
+        model = self.pair.config
+        base = StoredBase(self.folder / "base", model, None, ModelConfig(), torch.float32)
+        adapters = [read_adapter(self.folder / name, model, 16, base=base) for name in self.names]
         assert [adapter.digest for adapter in adapters] == [adapter_digest(self.folder / name) for name in self.names]
         found = {adapter.digest: adapter for adapter in adapters}
         slots = AdapterSlots(

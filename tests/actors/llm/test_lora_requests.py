@@ -46,6 +46,23 @@ def test_a_script_names_one_adapter_or_one_for_each_prompt(folder: Path) -> None
             LoRARequest(**fields)
 
 
+def test_vectors_and_scores_are_those_of_the_adapter(folder: Path) -> None:
+    a, b = (LoRARequest(name, 1 + number, str(folder / name)) for number, name in enumerate("ab"))
+    with LLM(str(folder / "tiny"), **SETTINGS) as llm:
+        prompts = [{"prompt_token_ids": [5, 6, 7]}] * 3
+        mixed = llm.embed(prompts, use_tqdm=False, lora_request=[None, a, b])
+        vectors = [output.outputs.embedding for output in mixed]
+        assert len(set(map(tuple, vectors))) == 3
+        (alone,) = llm.encode(prompts[:1], use_tqdm=False, pooling_task="embed", lora_request=b)
+        assert alone.outputs.data == vectors[2]
+        scores = [llm.score("one", "other", False, lora_request=request)[0].outputs.score for request in (None, a, b)]
+        assert len(set(scores)) == 3
+        with pytest.raises(troupellm.InvalidRequest, match="3 prompts need as many lora_request, got 1"):
+            llm.embed(prompts, use_tqdm=False, lora_request=[a])
+        with pytest.raises(troupellm.ModelNotFound):
+            llm.score("one", "other", False, lora_request=LoRARequest("c"))
+
+
 def test_engines_of_vllm_take_adapters(folder: Path) -> None:
     a = LoRARequest("a", 1, str(folder / "a"))
     arguments = EngineArgs(model=str(folder / "tiny"), **SETTINGS)

@@ -20,6 +20,8 @@ def expected(case: Case, made: Inputs) -> torch.Tensor:
     for row, group in enumerate(case.groups):
         if group < 0 or not case.ranks[group]:
             continue
+        if made.weights.factors is not None:
+            out[row] *= made.weights.factors[group].double()
         for part, (begin, width) in enumerate(zip(made.weights.begins, made.weights.widths, strict=True)):
             down = made.weights.down[group, part * case.most : (part + 1) * case.most].double()
             added = made.x[row].double() @ down.T @ made.weights.ups[part][group].double()
@@ -58,8 +60,9 @@ def test_a_row_has_the_same_bits_beside_any_others():
         assert torch.equal(alone[0], whole.out[4])
 
 
-def test_a_group_that_was_cleared_adds_nothing_and_can_be_written_again():
-    made = make_inputs(CASES[3], "cpu", 1)
+@pytest.mark.parametrize("case", [CASES[3], CASES[4]], ids=lambda case: case.name)
+def test_a_group_that_was_cleared_adds_nothing_and_can_be_written_again(case):
+    made = make_inputs(case, "cpu", 1)
     made.weights.clear(0)
     made.weights.clear(1)
     before = made.out.clone()

@@ -19,7 +19,7 @@ LORA = LoraConfig(enable_lora=True, max_loras=2, max_lora_rank=8, max_cpu_loras=
 
 
 def prepared() -> PreparedAdapters:
-    return PreparedAdapters(MODEL, LORA, torch.float32, lambda: None)
+    return PreparedAdapters(MODEL, LORA, torch.float32, None)
 
 
 def slots_over(found: PreparedAdapters) -> AdapterSlots:

@@ -19,7 +19,7 @@ from troupellm.tests.support.adapters.peft_folders import MODEL, write_adapter
 
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 QUERY = "base_model.model.model.layers.0.self_attn.q_proj"
-HEAD = "base_model.model.lm_head"
+HEAD, EMBEDDING = "base_model.model.lm_head", "base_model.model.model.embed_tokens"
 
 
 def read(folder: Path, model: DecoderConfig = MODEL, max_rank: int = 16) -> Adapter:
@@ -82,23 +82,14 @@ def test_the_digest_follows_the_numbers_and_the_settings_that_count(tmp_path: Pa
     assert len({one, scale, numbers}) == 3
 
 
-def test_a_copy_of_the_head_beside_its_adapter_is_fine_and_a_trained_one_is_not(tmp_path: Path) -> None:
-    head = torch.randn(40, 16)
-    write_adapter(tmp_path, MODEL, ("lm_head",), changed={f"{HEAD}.base_layer.weight": head})
-    assert read_adapter(tmp_path, MODEL, 16, head_weight=lambda: head).sites.keys() == {(-1, "head")}
-    with pytest.raises(AdapterError, match=r"lm_head\.base_layer\.weight is another head"):
-        read_adapter(tmp_path, MODEL, 16, head_weight=lambda: head + 1)
-    assert "another head" in refusal(tmp_path)
-
-
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"use_dora": True}, "use_dora (DoRA) is not served; merge"),
+    ({"use_dora": True}, "has no lora_magnitude_vector beside it"),
+    ({"use_dora": "yes"}, "use_dora must be true or false"),
     ({"use_qalora": True}, "use_qalora"),
     ({"trainable_token_indices": [1]}, "trainable_token_indices"),
     ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
     ({"layer_replication": [[0, 2]]}, "layer_replication"),
     ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-    ({"target_parameters": ["experts.gate"]}, "target_parameters"),
     ({"bias": "all"}, 'bias "all" (trained biases)'),
     ({"peft_type": "IA3"}, 'peft_type "IA3" is not served; use LORA'),
     ({"init_lora_weights": "pissa"}, "path_initial_model_for_weight_conversion"),
@@ -127,11 +118,15 @@ def test_settings_that_would_change_the_result_are_refused_by_their_key(
 
 
 TENSORS: list[tuple[dict[str, torch.Tensor | None], str]] = [
-    ({f"{HEAD}.weight": torch.ones(40, 16)}, "lm_head.weight is a whole weight (modules_to_save)"),
-    ({f"{QUERY}.lora_magnitude_vector": torch.ones(16)}, "is of DoRA"),
-    ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 40)}, "adapts an embedding"),
-    ({"base_model.model.model.embed_tokens.lora_A.weight": torch.ones(4, 40)}, "adapts an embedding"),
-    ({"base_model.model.model.layers.0.mlp.experts.lora_A.weight": torch.ones(8, 16)}, "adapts experts"),
+    ({f"{HEAD}.weight": torch.ones(41, 16)}, "lm_head.weight has shape [41, 16], expected [40, 16]"),
+    ({f"{HEAD}.bias": torch.ones(40)}, "lm_head.bias is a whole one (modules_to_save)"),
+    ({"base_model.model.model.norm.weight": torch.ones(16)}, "norm.weight is a whole weight (modules_to_save)"),
+    ({f"{QUERY}.lora_magnitude_vector": torch.ones(16)}, "is of DoRA, but use_dora is false"),
+    ({f"{EMBEDDING}.lora_embedding_A": torch.ones(4, 40)}, "has no lora_embedding_B beside it"),
+    ({f"{EMBEDDING}.lora_A.weight": torch.ones(4, 40)}, "has no lora_embedding_A beside it"),
+    ({f"{QUERY}.lora_embedding_A": torch.ones(4, 16)}, "is not one of this module's"),
+    ({f"{QUERY}.weight": torch.ones(16, 16)}, "is for the same module as"),
+    ({"base_model.model.model.layers.0.mlp.experts.lora_A.weight": torch.ones(8, 16)}, "has no lora_B.weight"),
     ({"base_model.model.model.layers.2.mlp.up_proj.lora_A.weight": torch.ones(4, 16)}, "does not have"),
     ({"base_model.model.model.visual.q_proj.lora_A.weight": torch.ones(4, 16)}, "does not have"),
     ({"model.layers.0.q_proj.lora_A.weight": torch.ones(4, 16)}, "does not begin with base_model.model."),
@@ -139,6 +134,7 @@ TENSORS: list[tuple[dict[str, torch.Tensor | None], str]] = [
     ({f"{QUERY}.lora_B.weight": None}, "q_proj.lora_A.weight has no lora_B.weight beside it"),
     ({f"{QUERY}.lora_B.bias": torch.ones(16)}, "is a bias, but lora_bias is false"),
     ({f"{QUERY}.base_layer.weight": torch.ones(16, 16)}, "q_proj.base_layer.weight is a whole weight"),
+    ({f"{EMBEDDING}.base_layer.weight": torch.ones(40, 16)}, "has no lora_embedding_A beside it"),
     ({f"{QUERY}.lora_A.weight": torch.ones(4, 17)}, "has shape [4, 17], expected [4, 16]"),
     ({f"{QUERY}.lora_B.weight": torch.ones(15, 4)}, "has shape [15, 4], expected [16, 4]"),
     ({f"{QUERY}.lora_A.weight": torch.ones(4, 16).int()}, "has type I32, expected one of BF16, F16, F32"),

@@ -42,8 +42,12 @@ def main(base: str, out: str, cases: str) -> None:
         if arguments is not None:
             model = peft.get_peft_model(model, peft.LoraConfig(**arguments)).eval()
             for key, parameter in model.named_parameters():
-                if "lora_" in key:  # PEFT's own second matrix is zero, which would prove nothing
+                if "lora_magnitude" in key:
+                    parameter.mul_(torch.rand_like(parameter) + 0.5)
+                elif "lora_" in key:  # PEFT's own second matrix is zero, which would prove nothing
                     parameter.normal_(0.0, 0.2)
+                elif "modules_to_save" in key:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.2)
             model.save_pretrained(Path(out) / name)
         save_file(answers(model, prompts), Path(out) / f"{name}.safetensors")
 
