@@ -9,7 +9,8 @@ findable until they are evicted; a prefix counts as found when each group has wh
 from troupellm.actors.kv_cache.block_hash import PrefixHasher
 from troupellm.actors.kv_cache.block_pool import BlockPool, in_group
 from troupellm.actors.kv_cache.events import BlockEvents
-from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix, first_seen
+from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix, first_seen, unseen_left_out
+from troupellm.actors.kv_cache.state_tables import StatePrefix, StateTables
 from troupellm.actors.kv_cache.tiers import Tiers
 from troupellm.actors.sequences.parts import HostHit, SharedPrompt
 from troupellm.actors.sequences.sequence import Sequence
@@ -26,7 +27,14 @@ class BlockTables:
         caching: bool,
         secret: bytes,
         events: BlockEvents | None = None,
+        state_slots: int = 0,
+        state_interval: int = 0,
     ) -> None:
+        """
+        Args:
+            state_slots: as of `WorkerReady`.
+            state_interval: as of `StateTables`.
+        """
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.caching = caching
@@ -44,6 +52,9 @@ class BlockTables:
         two copies into one block the last counts: the sequence that wanted the first has lost the block meanwhile."""
         self._copied: tuple[BlockCopy, ...] = ()  # of the plan before it, which may be under way
         self.tiers: Tiers | None = None
+        self.num_state_slots = state_slots
+        self.states = StateTables(state_slots, state_interval, self) if state_slots else None
+        """Of a model that has states beside keys and values."""
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         """Found on the device."""
@@ -88,28 +99,23 @@ class BlockTables:
             shared_prompt = None
         caching = self.caching and sequence.reads_prefix_cache and shared_prompt is None
         windows, size, pool = self.windows_of(sequence), self.block_size, self.pool
-        beginnings: tuple[int, ...] = ()
-        num_copied = 0
-        if shared_prompt is not None:
-            hits = self._shared_prompt_blocks(sequence, shared_prompt)
-            beginnings, num_copied = self._shared_prompt_end(sequence, shared_prompt)
-        elif caching:
-            hits = self.find_prefix(sequence)
-            beginnings, num_copied = self._find_beginnings(sequence, len(hits[0]))
-        else:
-            hits = [[] for _ in windows]
+        hits, beginnings, num_copied, prefix = self._found(sequence, shared_prompt, caching=caching)
         num_hits = len(hits[0])
         known = len(sequence.tokens)
         start = num_hits * size + num_copied
         ends = [known if span is None or window is None else min(known, start + span) for window in windows]
         missing = [self.blocks_for(end) - num_hits for end in ends]
         if self._slides:
-            hits = [_unseen_left_out(found, window, start, size) for found, window in zip(hits, windows, strict=True)]
+            hits = [unseen_left_out(found, window, start, size) for found, window in zip(hits, windows, strict=True)]
         loads = [] if self.tiers is None else [[i for i, b in enumerate(found) if b == IN_HOST] for found in hits]
         held = self._held(hits, loads)
         missing = [count + len(load) for count, load in zip(missing, loads, strict=True)] if loads else missing
         if pool.num_available - sum(map(pool.count_unused, held)) < sum(missing) + reserve:
             return False
+        if self.states is not None:
+            if not self.states.slots.available:
+                return False
+            self.states.begin(sequence, prefix)
         origins = [self._origin(block) for block in beginnings]
         for group, found in enumerate(held):
             pool.share(found, group)
@@ -137,6 +143,27 @@ class BlockTables:
             first = first_seen(hits) if loaded else 0
             self.num_hit_tokens += start - (len(loaded) + (first if first in loaded else 0)) * size
         return True
+
+    def _found(
+        self, sequence: Sequence, shared_prompt: SharedPrompt | None, *, caching: bool
+    ) -> tuple[list[list[int]], tuple[int, ...], int, StatePrefix]:
+        """What is known of a sequence: blocks per group, the block of each group to copy from behind those, how many
+        positions of it, and whose state stands there."""
+        if shared_prompt is not None:
+            return *shared_prompt.before(len(sequence.tokens) - 1, self.block_size), StatePrefix()
+        if not caching:
+            return [[] for _ in self.windows], (), 0, StatePrefix()
+        hits = self.find_prefix(sequence)
+        if self.states is None:
+            return hits, *self._find_beginnings(sequence, len(hits[0])), StatePrefix()
+        while True:
+            for prefix in self.states.candidates(sequence, len(hits[0])):
+                beginnings, num_copied = self._find_beginnings(sequence, prefix.num_blocks, len(prefix.tail) // 4)
+                if 4 * num_copied == len(prefix.tail):
+                    break
+            if prefix.num_blocks == len(hits[0]):
+                return hits, beginnings, num_copied, prefix
+            hits = self.find_prefix(sequence, prefix.num_blocks)
 
     def own(self, sequence: Sequence, position: int) -> tuple[tuple[int, ...], ...] | None:
         """Make sure that the sequence alone holds the block of a position that it is about to write, its tables' last.
@@ -193,12 +220,13 @@ class BlockTables:
         sequence.capacity = min([len(table) for table in tables]) * self.block_size
         return tuple(added)
 
-    def cache_blocks(self, sequence: Sequence) -> None:
-        """Let others find the blocks that are full of confirmed positions."""
+    def cache_blocks(self, sequence: Sequence, known: int | None = None) -> None:
+        """Let others find the blocks that are full of confirmed positions, or of the first `known` ones."""
         if not self.may_cache(sequence):
             return
         size, first = self.block_size, sequence.num_cached_blocks
-        num_full = sequence.num_confirmed // size
+        known = sequence.num_confirmed if known is None else known
+        num_full = known // size
         if num_full <= first:
             return
         keys, contents = sequence.keys, sequence.tokens[first * size : num_full * size].tobytes()
@@ -223,11 +251,12 @@ class BlockTables:
 
     def cache_all_blocks(self, sequence: Sequence) -> None:
         """Let others find everything that is confirmed, the beginning of a block too."""
-        self.cache_blocks(sequence)
-        if not self.may_cache(sequence):
-            return
-        num_full, rest = divmod(sequence.num_confirmed, self.block_size)
-        if not rest or sequence.num_cached_blocks != num_full:
+        known = sequence.num_confirmed
+        if self.states is not None:  # a state stands where the plans in flight leave it, and is of use there alone
+            known = max(known, min(sequence.num_computed, len(sequence.tokens)))
+        self.cache_blocks(sequence, known)
+        num_full, rest = divmod(known, self.block_size)
+        if not rest or not self.may_cache(sequence) or sequence.num_cached_blocks != num_full:
             return
         begin = num_full * self.block_size
         content = sequence.tokens[begin : begin + rest].tobytes()
@@ -242,13 +271,17 @@ class BlockTables:
             for block in table:
                 if block != NULL_BLOCK:
                     self.pool.forget(block)
+        if self.states is not None:
+            self.states.forget(sequence)
 
     def reset(self) -> None:
         """Nothing that is computed now is found later, not even what those who run go on to compute."""
         self._age += 1
         self.pool.forget_all()
+        if self.states is not None:
+            self.states.slots.forget_all()
 
-    def rebuild(self, num_blocks: int) -> None:
+    def rebuild(self, num_blocks: int, state_slots: int = 0) -> None:
         """Start over with the worker's new memory: it is empty, and no sequence holds a block of it."""
         self.num_blocks = num_blocks
         self._evicted_before = self.num_evicted
@@ -257,6 +290,9 @@ class BlockTables:
             self._events.cleared()
         self._copies.clear()
         self._copied = ()
+        self.num_state_slots = state_slots
+        if self.states is not None:
+            self.states.rebuild(state_slots)
 
     def share(self, tables: list[list[int]]) -> None:
         """One more reference to each block of the tables."""
@@ -279,15 +315,6 @@ class BlockTables:
     def being_copied(self, block: int) -> bool:
         """Whether the next plan, or the one before it, copies from or to a block."""
         return any(block in (copy.source, copy.target) for copy in (*self._copies.values(), *self._copied))
-
-    def covers(self, sequence: Sequence, shared_prompt: SharedPrompt) -> bool:
-        """Whether a shared prompt still has all that a sequence would see that starts behind it."""
-        start = min(shared_prompt.num_positions, len(sequence.tokens) - 1)
-        for window, table in zip(self.windows_of(sequence), shared_prompt.tables, strict=True):
-            first = 0 if window is None else max(0, start + 1 - window) // self.block_size
-            if first * self.block_size < start and table[first] == NULL_BLOCK:
-                return False
-        return True
 
     def _slide(self, sequence: Sequence, position: int) -> None:
         """Give back blocks that are not read from `position` on, or from one before it: see `window_blocks`."""
@@ -328,10 +355,10 @@ class BlockTables:
             self.hasher.extend(keys, sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes())
         return keys
 
-    def find_prefix(self, sequence: Sequence) -> list[list[int]]:
-        """Blocks per group of the longest known prefix that leaves at least the last token to compute; IN_HOST where
-        host memory has one."""
-        longest = (len(sequence.tokens) - 1) // self.block_size
+    def find_prefix(self, sequence: Sequence, most: int | None = None) -> list[list[int]]:
+        """Blocks per group of the longest known prefix, of at most `most` blocks, that leaves at least the last token
+        to compute; IN_HOST where host memory has one."""
+        longest = (len(sequence.tokens) - 1) // self.block_size if most is None else most
         keys = self.extend_keys(sequence, longest)[1 : longest + 1]
         tiers = self.tiers
         known = self.pool if tiers is None or not tiers.reads(sequence) else WithHost(self.pool, tiers.in_host)
@@ -351,20 +378,13 @@ class BlockTables:
                     hits.append(HostHit(group, index, block, key, chained, parent, tokens, sequence.cache_age))
         return hits
 
-    def _shared_prompt_blocks(self, sequence: Sequence, shared_prompt: SharedPrompt) -> list[list[int]]:
-        """Per group the full blocks of a shared prompt that the sequence shares."""
-        full = min(shared_prompt.num_positions, len(sequence.tokens) - 1) // self.block_size
-        return [table[:full] for table in shared_prompt.tables]
-
-    def _shared_prompt_end(self, sequence: Sequence, shared_prompt: SharedPrompt) -> tuple[tuple[int, ...], int]:
-        """The block of each group to copy from behind those, and how many positions of it."""
-        full, rest = divmod(min(shared_prompt.num_positions, len(sequence.tokens) - 1), self.block_size)
-        return (tuple(table[full] for table in shared_prompt.tables), rest) if rest else ((), 0)
-
-    def _find_beginnings(self, sequence: Sequence, num_hits: int) -> tuple[tuple[int, ...], int]:
-        """The block of each group to copy from behind the first `num_hits` blocks, and how many positions of it."""
+    def _find_beginnings(
+        self, sequence: Sequence, num_hits: int, most: int | None = None
+    ) -> tuple[tuple[int, ...], int]:
+        """The block of each group to copy from behind the first `num_hits` blocks, and how many positions of it, at
+        most so many."""
         begin = num_hits * self.block_size
-        end = min(begin + self.block_size, len(sequence.tokens) - 1)
+        end = min(begin + (self.block_size if most is None else most), len(sequence.tokens) - 1)
         if end <= begin:
             return (), 0
         wanted = sequence.tokens[begin:end].tobytes()
@@ -376,11 +396,3 @@ class BlockTables:
                 return (), 0
             known.append(beginning)
         return tuple(block for block, _ in known), min(count for _, count in known)
-
-
-def _unseen_left_out(found: list[int], window: int | None, start: int, block_size: int) -> list[int]:
-    """The blocks of a prefix, without those that are not read by computing from `start` on."""
-    if window is None:
-        return found
-    first = min(max(0, start + 1 - window) // block_size, len(found))
-    return [NULL_BLOCK] * first + found[first:]

@@ -101,3 +101,11 @@ class _Part:
 def first_seen(tables: list[list[int]]) -> int:
     """The first block of a prefix that any group looks at: what is before it needs to be nowhere."""
     return min(next((i for i, block in enumerate(table) if block != NULL_BLOCK), len(table)) for table in tables)
+
+
+def unseen_left_out(found: list[int], window: int | None, start: int, block_size: int) -> list[int]:
+    """The blocks of a prefix, without those that are not read by computing from `start` on."""
+    if window is None:
+        return found
+    first = min(max(0, start + 1 - window) // block_size, len(found))
+    return [NULL_BLOCK] * first + found[first:]

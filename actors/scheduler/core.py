@@ -79,7 +79,8 @@ class SchedulerCore:
         self._speculative = speculative
         self._tables = BlockTables(
             ready.groups, ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key,
-            events=None if kv_events is None else kv_events.of("device"),
+            events=None if kv_events is None else kv_events.of("device"), state_slots=ready.state_slots,
+            state_interval=config.state_snapshot_interval,
         )  # fmt: skip
         self._tenants = {tenant.name: tenant for tenant in config.tenants}
         fair_share = FairShare({tenant.name: tenant.weight for tenant in config.tenants})
@@ -97,18 +98,9 @@ class SchedulerCore:
         self.pause_control = PauseControl(self._open, self._running_set, self._in_flight, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
-            config,
-            self._tables,
-            self._waiting,
-            self._in_flight,
-            self._running_set,
-            fair_share,
-            self._prefill_budget,
-            self._quarantine,
-            engine_epoch,
-            whole_prompts=ready.whole_prompts,
-            offload=self._offload,
-        )
+            config, self._tables, self._waiting, self._in_flight, self._running_set, fair_share, self._prefill_budget,
+            self._quarantine, engine_epoch, whole_prompts=ready.whole_prompts, offload=self._offload,
+        )  # fmt: skip
         self._planner.speculative_rows = make_speculative_rows(speculative, ready, config, self._tables)
         self.guides = self._planner.guides = GuideGate(self._running_set, self._open) if builds_guides else None
         self.adapters = self._planner.adapters = make_adapter_gate(
@@ -347,6 +339,7 @@ class SchedulerCore:
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
             prefix_evictions=self._tables.num_evicted,
+            states=None if self._tables.states is None else self._tables.states.snapshot(),
             plans_in_flight=len(self._in_flight),
             halted=self.pause_control.halted,
             worker_losses=self.engine_epoch - self._num_sleeps,

@@ -21,6 +21,7 @@ from troupellm.actors.scheduler.step_budget import PrefillBudget, PrefillSplit, 
 from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.messages.copies import NO_STATE
 from troupellm.protocol.messages.worker import RowChange, StepPlan
 
 _MOST_FOUND_TOKENS = 1 << 15
@@ -229,6 +230,8 @@ class Planner:
         added = self._tables.grow(sequence, start + 1)
         if added is None:
             return False
+        if self._tables.states is not None:
+            self._tables.states.span(sequence, start, 1)
         builder.changes.append(RowChange(row=sequence.row, appended_blocks=added))
         sequence.reset_no_check()
         return True
@@ -245,6 +248,8 @@ class Planner:
         count = self.tokens.allowed(max(len(sequence.tokens) - start, 1), builder.budget, prefill)
         if count == 0 or not (sequence.known_to_worker or builder.holds(sequence)):
             return None
+        states = self._tables.states
+        count = count if states is None else states.span(sequence, start, count)
         if start + count > sequence.capacity:
             added = self._make_room(sequence, partial(self._tables.grow, sequence, start + count))
             if added is None:
@@ -274,6 +279,8 @@ class Planner:
             for leaving in victim.request.sequences if victim.is_beam else (victim,):
                 if leaving.last_step == self.step:  # it leaves this plan before the plan is given away
                     leaving.last_step -= 1
+                    if self._tables.states is not None:  # it stands where the plan would have begun
+                        self._tables.states.drop(leaving)
             self._running_set.preempt(victim)
             if not sequence.capacity:  # it was the victim, or a beam of the same search
                 return None
@@ -326,6 +333,8 @@ class Planner:
             self._introduce(builder, sequence)
             # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.
             count = max(1, self.tokens.allowed(len(sequence.tokens) - start, builder.budget, prefill))
+            if tables.states is not None:
+                count = tables.states.span(sequence, start, count)
             prefill -= builder.take_span(sequence, start, count)
 
     def _lacks(self, sequence: Sequence) -> bool:
@@ -340,7 +349,9 @@ class Planner:
 
     def _introduce(self, builder: StepPlanBuilder, sequence: Sequence) -> None:
         owner = "" if self.speculative_rows is None else sequence.request.owner
-        builder.introduce(sequence, owner, self._running_set.adapter_slots.number_of(sequence))
+        states = self._tables.states
+        state = NO_STATE if states is None else states.slot_of(sequence)
+        builder.introduce(sequence, owner, self._running_set.adapter_slots.number_of(sequence), state)
 
     def _seal(self, builder: StepPlanBuilder) -> StepPlan:
         launched = self._last = builder.record(self._last)
@@ -358,6 +369,7 @@ class Planner:
             freed_rows=tuple(self._running_set.freed_rows),
             forks=tuple(self._running_set.forks),
             copies=self._tables.take_copies(),
+            states=() if self._tables.states is None else self._tables.states.slots.take_copies(),
             transfers=transfers,
             lookups=lookups,
             cancelled=cancelled,

@@ -173,12 +173,13 @@ class StepPlanBuilder:
         tokens = len(sequence.tokens) * sequence.tokens.itemsize
         return self.new_bytes + _num_bytes(tokens, sequence.sampling, embeddings) <= MOST_NEW_BYTES
 
-    def introduce(self, sequence: Sequence, owner: str, adapter: int) -> None:
+    def introduce(self, sequence: Sequence, owner: str, adapter: int, state: int) -> None:
         """The worker hears of a sequence, whose blocks are settled for this step.
 
         Args:
             owner: see `NewRow.tenant`.
             adapter: its slot; 0 is the base model.
+            state: as of `NewRow`.
         """
         new = NewRow(
             row=sequence.row,
@@ -191,6 +192,7 @@ class StepPlanBuilder:
             pooling=sequence.pooling,
             tenant=owner,
             adapter=adapter,
+            state=state,
             embeddings=sequence.request.embeddings if sequence.num_computed < sequence.num_prompt_tokens else None,
         )
         sequence.known_to_worker = True

@@ -55,7 +55,7 @@ class Replay:
             self._planner.tokens.shrink(self._planner.step)
         blamed = self._blame(lost)
         self.num_replayed += self._running_set.evacuate()
-        self._tables.rebuild(self._tables.num_blocks)
+        self._tables.rebuild(self._tables.num_blocks, self._tables.num_state_slots)
         self._in_flight.forget()
         self._planner.forget()
         self._open.release_returned()
@@ -71,7 +71,7 @@ class Replay:
 
     def resume(self, ready: WorkerReady) -> None:
         """There is a worker again; its memory may have another size."""
-        self._tables.rebuild(ready.num_blocks)
+        self._tables.rebuild(ready.num_blocks, ready.state_slots)
         for request in list(self._open.requests.values()):
             if _most_blocks(request, ready, self._max_tokens) > ready.num_blocks:
                 error = RequestFailed("the KV cache of the restarted worker is too small for this request")

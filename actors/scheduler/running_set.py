@@ -306,6 +306,8 @@ class RunningSet:
         else:
             self._in_flight.disturb()
             self.leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
+        if self._tables.states is not None:
+            self._tables.states.leave(sequence)
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 
@@ -333,6 +335,8 @@ class RunningSet:
         holders += self.shared_prompts.holders()
         holders += [] if self._tables.tiers is None else self._tables.tiers.holders()
         self.shared_prompts.assert_invariants()
+        if self._tables.states is not None:
+            self._tables.states.assert_invariants({s.row for place in places for s in place.values() if s.capacity})
         owners: dict[int, int] = {}
         pool = self._tables.pool
         for tables in holders:

@@ -8,6 +8,7 @@ is cached. A fork shares the shared prompt's full blocks; the one block that it 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.sequences.parts import SharedPrompt
 from troupellm.actors.sequences.sequence import Request, Sequence, State
+from troupellm.protocol.messages.worker import NULL_BLOCK
 
 _WITHOUT_BLOCKS = frozenset({State.WAITING, State.PREEMPTED, State.HELD})
 
@@ -22,12 +23,14 @@ class SharedPrompts:
     def hold(self, sequence: Sequence) -> None:
         """Keep what a sequence has computed of the tokens that all of its request begin with."""
         request = sequence.request
+        if self._tables.states is not None:  # a fork begins behind a snapshot, like any other sequence
+            return
         common = request.num_prompt_tokens if request.search is None else _common_length(request)
         shared = min(common, sequence.num_computed)
         blocks = self._tables.blocks_for(shared)
         self.drop(request)
         shared_prompt = SharedPrompt([table[:blocks] for table in sequence.tables], shared, sequence.cache_age)
-        if not all(self._tables.covers(other, shared_prompt) for other in request.sequences if other is not sequence):
+        if not all(_covers(self._tables, other, shared_prompt) for other in request.sequences if other is not sequence):
             return  # it has gone on, and a window with it: the others look for what is cached
         self._tables.share(shared_prompt.tables)
         request.shared_prompt = shared_prompt
@@ -74,16 +77,28 @@ class SharedPrompts:
 def find_shared_prompt(sequence: Sequence, tables: BlockTables) -> SharedPrompt | None:
     """Where a sequence that starts finds what others of its request have computed for it."""
     request = sequence.request
+    if tables.states is not None:
+        return None
     if request.shared_prompt is not None:
-        return request.shared_prompt if tables.covers(sequence, request.shared_prompt) else None
+        return request.shared_prompt if _covers(tables, sequence, request.shared_prompt) else None
     prompt = request.num_prompt_tokens
     for other in request.sequences:
         # Only of one that has come back: what the others hold may be on its way, by copies of this very step.
         if other is not sequence and other.capacity and other.decoding and other.num_confirmed >= prompt:
             shared_prompt = SharedPrompt(other.tables, prompt, other.cache_age)
-            if tables.covers(sequence, shared_prompt):
+            if _covers(tables, sequence, shared_prompt):
                 return shared_prompt
     return None
+
+
+def _covers(tables: BlockTables, sequence: Sequence, shared_prompt: SharedPrompt) -> bool:
+    """Whether a shared prompt still has all that a sequence would see that starts behind it."""
+    start, size = min(shared_prompt.num_positions, len(sequence.tokens) - 1), tables.block_size
+    for window, table in zip(tables.windows_of(sequence), shared_prompt.tables, strict=True):
+        first = 0 if window is None else max(0, start + 1 - window) // size
+        if first * size < start and table[first] == NULL_BLOCK:
+            return False
+    return True
 
 
 def _common_length(request: Request) -> int:

@@ -19,6 +19,16 @@ class SharedPrompt:
         self.cache_age = cache_age
         """How often the prefix cache had been reset when the blocks were given out."""
 
+    def before(self, position: int, block_size: int) -> tuple[list[list[int]], tuple[int, ...], int]:
+        """Its part for a sequence that starts at `position` or before.
+
+        Returns:
+            per group the full blocks, the block of each group to copy from behind those, and how many positions of it.
+        """
+        full, rest = divmod(min(self.num_positions, position), block_size)
+        ends = tuple(table[full] for table in self.tables) if rest else ()
+        return [table[:full] for table in self.tables], ends, rest
+
 
 class Repetition:
     """Follows one sequence, token by token: 5 us for each at the widest pattern."""

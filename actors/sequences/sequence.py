@@ -164,6 +164,7 @@ class Request:
         "stop_or_eos",
         "streaming",
         "tenant",
+        "turn_start",
     )
 
     def __init__(self, message: SubmitRequest, prompt_keys: list[bytes], *, tenant: str = "") -> None:
@@ -186,7 +187,7 @@ class Request:
         """int32 [prompt_tokens]."""
         self.embeddings = message.embeddings
         """Embeddings instead of the prompt's tokens; float32 [prompt_tokens, hidden]."""
-        self.num_prompt_tokens = len(message.prompt) // 4
+        self.num_prompt_tokens, self.turn_start = len(message.prompt) // 4, message.turn_start
         self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
         self.prompt_keys = prompt_keys
         self.sequences: tuple[Sequence, ...] = ()

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from troupellm.protocol.config.allowed_values import with_allowed_values
 from troupellm.protocol.config.bodies import BodyConfig
+from troupellm.protocol.config.cache import CacheConfig as CacheConfig
 from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.config.lora import LoraConfig
@@ -18,8 +19,6 @@ from troupellm.protocol.config.sdk_headers import SDK_HEADERS
 from troupellm.protocol.config.setting_types import (
     Auto,
     Count,
-    EventDetail,
-    Fraction,
     OnLoad,
     PositiveInt,
     Seconds,
@@ -93,32 +92,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[Count, _help("seed of everything that was not given one; 0 draws one at start")] = 0
 
 
-class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The paged KV cache."""
-
-    block_size: Annotated[PositiveInt, _help("tokens per KV block")] = 16
-    kv_cache_memory_bytes: Annotated[
-        PositiveInt | None, _help("KV cache size, such as 4GiB (default: on a CPU half of what is free, up to 4GiB)")
-    ] = None
-    gpu_memory_utilization: Annotated[
-        Fraction, _help("share of a GPU's memory to use, when kv_cache_memory_bytes is not given")
-    ] = 0.9
-    kv_cache_dtype: Annotated[
-        Literal["auto", "int8", "fp8", "fp8_e4m3"],
-        _help("what keys and values are kept in; int8: with a scale per token and head; auto: the model's dtype"),
-    ] = "auto"
-    num_gpu_blocks_override: Annotated[PositiveInt | None, _help("exact number of KV blocks")] = None
-    enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
-    prefix_hash_secret_file: Annotated[str | None, _help("secret that names KV blocks; made if missing")] = None
-    kv_events: Annotated[
-        EventDetail, _help("tell routers which KV blocks can be found; tokens: with their token ids, which users wrote")
-    ] = "off"
-    kv_events_buffer: Annotated[PositiveInt, _help("events that are kept for readers who are behind")] = 10_000
-    disable_hybrid_kv_cache_manager: Annotated[
-        bool, _help("keep the KV blocks behind sliding windows: all layers share one block table")
-    ] = False
-
-
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a step and of the waiting queue."""
 
@@ -151,6 +124,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 400.0
     tenants: tuple[TenantConfig, ...] = ()
     """Whose names are known, with their shares and limits; the server reads them from its key file."""
+    state_snapshot_interval: Annotated[
+        Count,
+        _help("of models with states: tokens between those that later prompts can go on from, beside ends of prompts"),
+    ] = 2048
     async_scheduling: Annotated[bool, _help("plan the next step while one runs; off waits for its result")] = True
     max_plans_in_flight: Annotated[
         int, Meta(ge=1, le=2, description="steps planned before the first one has come back")
@@ -266,6 +243,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "kv_offloading_size needs enable_prefix_caching: blocks that left the device are found by their prefix",
                 param="kv_offloading_size",
+            )
+        interval, size = self.scheduler.state_snapshot_interval, self.cache.block_size
+        if interval % size:
+            raise ConfigError(
+                f"state_snapshot_interval {interval} must be a multiple of block_size ({size}), or 0",
+                param="state_snapshot_interval",
             )
 
     @classmethod

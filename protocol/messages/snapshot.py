@@ -23,6 +23,20 @@ class CacheGroupSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     cached: int
 
 
+class StatesSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of states beside the KV cache. Counts are since the start."""
+
+    slots: int = 0
+    used: int = 0
+    """By running sequences."""
+    snapshots: int = 0
+    """States of prefixes that others can go on behind."""
+    hits: int = 0
+    """Sequences that began behind a snapshot."""
+    evictions: int = 0
+    """Snapshots whose slots were given away."""
+
+
 class TierSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A tier of KV blocks behind the device. Counts are since the start, of blocks."""
 
@@ -163,6 +177,8 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_evictions: int = 0
+    states: StatesSnapshot | None = None
+    """None: the model has none."""
     """Cached blocks that were given away."""
     plans_in_flight: int = 0
     halted: bool = False

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.copies import NO_STATE, BlockCopy as BlockCopy, StateCopy
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.kv_transfers import (
     BlockTransfer,
@@ -105,6 +106,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     pooling: PoolingState | None = None
     """None generates; otherwise the row samples nothing: when its last token is computed its vector comes back in
     `StepResult.pooled`."""
+    state: int = NO_STATE
+    """Its state slot, where the model has states."""
     tenant: str = ""
     """Namespace of the data kept of its tokens: opaque, a different one for each tenant and each cache salt."""
 
@@ -133,14 +136,6 @@ class RowFork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens that are the parent's first ones."""
     token_id: int
     """The one behind them, with which the row's tokens end."""
-
-
-class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Copy one block's content before the step computes (copy-on-write of forks)."""
-
-    group: int
-    source: int
-    target: int
 
 
 class AdapterSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -181,6 +176,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     forks: tuple[RowFork, ...] = ()
     """After new rows became known and before `changes`; all parents are read before any row is written."""
     copies: tuple[BlockCopy, ...] = ()
+    states: tuple[StateCopy, ...] = ()
+    """All sources are read before any target is written."""
     transfers: tuple[BlockTransfer, ...] = ()
     """Begun in this order with the step: stores read their blocks before anything of this plan is written."""
     lookups: tuple[TierLookup, ...] = ()
@@ -347,6 +344,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Of keys and values; auto is `dtype`."""
     most_drafts: int = 0
     """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is speculative."""
+    state_slots: int = 0
+    """States beside the KV cache, of sequences and snapshots; 0: the model has none."""
     max_loras: int = 0
     """Adapter slots, and so the adapters of one step, at most; 0: this model or device serves no adapters."""
     host_slots: int = 0

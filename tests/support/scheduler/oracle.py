@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.messages.copies import NO_STATE
 from troupellm.protocol.messages.output import StepOutput
 from troupellm.protocol.messages.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
 from troupellm.protocol.messages.worker import (
@@ -132,6 +133,7 @@ class _Row:
     num_computed: int
     tables: list[list[int]]
     pooling: PoolingState | None
+    state: int
 
 
 @dataclass
@@ -150,6 +152,8 @@ class Oracle:
     rows: dict[int, _Row] = field(default_factory=dict)
     content: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     """Position in the cache -> whose group's KV is there, and all tokens up to the one that it is of."""
+    states: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """State slot -> all tokens that its state stands for."""
     pending: deque[StepResult] = field(default_factory=deque)
     num_computed: int = 0
 
@@ -158,6 +162,10 @@ class Oracle:
         for row in plan.freed_rows:
             del self.rows[row]
         self._copy(plan)
+        targets = [copy.target for copy in plan.states]
+        assert len(set(targets)) == len(targets), "two copies go to one state slot"
+        read = [() if copy.source == NO_STATE else self.states[copy.source] for copy in plan.states]
+        self.states |= dict(zip(targets, read, strict=True))
         new = {row.row for row in plan.new_rows}
         for new_row in plan.new_rows:
             self._add(new_row, plan.starts[plan.rows.index(new_row.row)])
@@ -214,6 +222,7 @@ class Oracle:
         """As a new worker has it: no rows, nothing in the cache, nothing under way."""
         self.rows.clear()
         self.content.clear()
+        self.states.clear()
         self.pending.clear()
 
     def _add(self, new: NewRow, start: int) -> None:
@@ -221,7 +230,7 @@ class Oracle:
         assert known is None or known.epoch < new.epoch, "a row that is known comes again"
         tokens = list(struct.unpack(f"<{len(new.token_ids) // 4}i", new.token_ids))
         tables = [list(blocks) for blocks in new.blocks]
-        self.rows[new.row] = _Row(new.epoch, new.sampling, tokens, start, tables, new.pooling)
+        self.rows[new.row] = _Row(new.epoch, new.sampling, tokens, start, tables, new.pooling, new.state)
         assert start < len(tokens), "nothing is left to compute"
         for group, table in enumerate(tables):
             for position in range(self._first_seen(group, start), start):
@@ -281,6 +290,9 @@ class Oracle:
         assert state.epoch == epoch, "a row is planned under an epoch that the worker does not know"
         assert start == state.num_computed, "a span leaves a gap or overlaps"
         assert 0 < count <= len(state.tokens) - start, "a span goes beyond the known tokens"
+        if state.state != NO_STATE:
+            assert self.states[state.state] == tuple(state.tokens[:start]), "a state stands for other tokens"
+            self.states[state.state] = tuple(state.tokens[: start + count])
         state.num_computed = start + count
         self.num_computed += count
         for group, table in enumerate(state.tables):

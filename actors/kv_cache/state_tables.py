@@ -1,0 +1,134 @@
+"""The states of sequences: where a prefix with a snapshot ends, and when snapshots are made.
+
+Keys and values are there for every position, a state only for where its sequence stands now. So a sequence can go on
+behind a prefix only where a snapshot was made. Spans end at such places: at the end of a prompt's last full block,
+at the last border of blocks before the prompt's last turn begins, and at each multiple of the interval. The plan that
+goes on from there first copies the state. A sequence that ends or is preempted leaves its slot as a snapshot of all
+that it has computed, anywhere within a block.
+
+A plan that goes on from a snapshot comes behind the plans that compute it. They may be in flight: a failure makes the
+snapshot's prefix unknown, as it does the sequence's blocks.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from troupellm.actors.kv_cache.state_slots import NO_SLOT, StateSlots
+from troupellm.actors.sequences.sequence import Sequence
+from troupellm.protocol.messages.snapshot import StatesSnapshot
+
+
+class PrefixNames(Protocol):
+    """How the block tables name prefixes."""
+
+    block_size: int
+
+    def may_cache(self, sequence: Sequence) -> bool:
+        """True if others may find what a sequence computes."""
+
+    def extend_keys(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        """A sequence's keys: of nothing, and of its first `num_blocks` blocks at least."""
+
+
+class StatePrefix(NamedTuple):
+    """A prefix that a sequence can go on behind."""
+
+    num_blocks: int = 0
+    tail: bytes = b""
+    """Its tokens behind those full blocks, int32."""
+    slot: int = NO_SLOT
+    """Of its snapshot; NO_SLOT is the empty prefix."""
+
+
+class StateTables:
+    def __init__(self, num_slots: int, interval: int, names: PrefixNames) -> None:
+        """interval: tokens between snapshots within a sequence, a multiple of the block size; 0 makes none."""
+        self.slots = StateSlots(num_slots)
+        self._interval, self._names = interval, names
+        self._owned: dict[int, int] = {}
+        """Slots by the rows of sequences that own one."""
+        self._num_hits = self._evicted_before = 0
+
+    def slot_of(self, sequence: Sequence) -> int:
+        """The slot that a sequence owns."""
+        return self._owned[sequence.row]
+
+    def candidates(self, sequence: Sequence, most: int) -> Iterator[StatePrefix]:
+        """The prefixes of a sequence that have a snapshot, longest first, and the empty one at the end. All leave at
+        least the last token to compute.
+
+        Args:
+            most: full blocks that a prefix may have.
+        """
+        size, tokens, keys = self._names.block_size, sequence.tokens, self._names.extend_keys(sequence, most)
+        for count in range(most, -1, -1):
+            if self.slots.has(keys[count]):
+                behind = tokens[count * size : min(count * size + size, len(tokens) - 1)].tobytes()
+                for tail, slot in self.slots.tails(keys[count], behind):
+                    yield StatePrefix(count, tail, slot)
+        yield StatePrefix()
+
+    def begin(self, sequence: Sequence, prefix: StatePrefix) -> None:
+        """Give a sequence a slot with a prefix's state. The caller has checked `slots.available`."""
+        self._owned[sequence.row] = self.slots.take(prefix.slot)
+        self._num_hits += prefix.slot != NO_SLOT
+
+    def span(self, sequence: Sequence, start: int, count: int) -> int:
+        """How many of the `count` tokens from `start` on a span takes, so that it ends where a snapshot is to be made.
+        What begins at such a place makes one.
+        """
+        if not self._names.may_cache(sequence):
+            return count
+        size, request = self._names.block_size, sequence.request
+        places = [border // size * size for border in (request.num_prompt_tokens - 1, request.turn_start)]
+        if self._interval:
+            places += [start // self._interval * self._interval, (start // self._interval + 1) * self._interval]
+        if start and start in places and start <= len(sequence.tokens):
+            key = self._names.extend_keys(sequence, start // size)[start // size]
+            self.slots.copy(self._owned[sequence.row], key)
+        return min([count, *(place - start for place in places if place > start)])
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence gives up its slot, if it has one: that becomes a snapshot where all tokens are known that it
+        stands for."""
+        slot, position = self._owned.pop(sequence.row, NO_SLOT), sequence.num_computed
+        if slot == NO_SLOT:
+            return
+        if not (0 < position <= len(sequence.tokens) and self._names.may_cache(sequence)):
+            self.slots.release(slot)
+            return
+        count = position // self._names.block_size
+        key = self._names.extend_keys(sequence, count)[count]
+        self.slots.keep(slot, key, sequence.tokens[count * self._names.block_size : position].tobytes())
+
+    def drop(self, sequence: Sequence) -> None:
+        """A sequence gives up its slot, if it has one, and nothing is kept of it."""
+        slot = self._owned.pop(sequence.row, NO_SLOT)
+        if slot != NO_SLOT:
+            self.slots.release(slot)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence's state is not to be trusted, nor are the snapshots of its prefixes."""
+        self.drop(sequence)
+        self.slots.forget(sequence.keys)
+
+    def rebuild(self, num_slots: int) -> None:
+        """Start over with the worker's new memory."""
+        self._evicted_before += self.slots.num_evicted
+        self.slots = StateSlots(num_slots)
+        self._owned.clear()
+
+    def snapshot(self) -> StatesSnapshot:
+        """For metrics."""
+        return StatesSnapshot(
+            slots=self.slots.num_slots,
+            used=len(self._owned),
+            snapshots=self.slots.num_snapshots,
+            hits=self._num_hits,
+            evictions=self._evicted_before + self.slots.num_evicted,
+        )
+
+    def assert_invariants(self, holders: set[int]) -> None:
+        """holders: rows of the sequences that have blocks."""
+        assert self._owned.keys() == holders, "a sequence has blocks and no state, or a state and no blocks"
+        self.slots.assert_invariants(list(self._owned.values()))
