@@ -118,10 +118,11 @@ class StateTables:
         self.slots = StateSlots(num_slots)
         self._owned.clear()
 
-    def snapshot(self) -> StatesSnapshot:
-        """For metrics."""
+    def snapshot(self, slot_bytes: int) -> StatesSnapshot:
+        """For metrics. slot_bytes: of one slot."""
         return StatesSnapshot(
             slots=self.slots.num_slots,
+            bytes=self.slots.num_slots * slot_bytes,
             used=len(self._owned),
             snapshots=self.slots.num_snapshots,
             hits=self._num_hits,

@@ -45,6 +45,7 @@ class Exposition:
             (tables.TENANTS, snapshot.tenants or None),
             (tables.GUIDE, snapshot.guide),
             (tables.ADAPTERS, scheduler.adapters),
+            (tables.STATES, scheduler.states),
             (tables.KV_EVENTS, snapshot.kv_events),
             (tier_tables.OFFLOAD, scheduler.offload),
             (tier_tables.LEASES, scheduler.leases if scheduler.leases.budget else None),

@@ -4,7 +4,13 @@ from collections.abc import Callable, Iterable
 
 from troupellm.actors.metrics.actor import MetricsStore
 from troupellm.actors.metrics.families import counter, gauge, histogram
-from troupellm.protocol.messages.snapshot import ActorSnapshot, EngineSnapshot, ProposerSnapshot, TenantSnapshot
+from troupellm.protocol.messages.snapshot import (
+    ActorSnapshot,
+    EngineSnapshot,
+    ProposerSnapshot,
+    StatesSnapshot,
+    TenantSnapshot,
+)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 CANCELLED_BY = ("client", "stall", "shutdown", "admin")
@@ -92,6 +98,10 @@ def _group_blocks(snapshot: EngineSnapshot) -> dict[tuple[str, str], int]:
     return {(group.name, state): getattr(group, state) for group in groups for state in ("used", "cached")}
 
 
+def _state_slots(states: StatesSnapshot) -> dict[str, int]:
+    return {"used": states.used, "snapshot": states.snapshots, "free": states.slots - states.used - states.snapshots}
+
+
 def _sleep_state(snapshot: EngineSnapshot) -> dict[str, float]:
     return {state: float(snapshot.sleep_level in levels) for state, levels in SLEEP_STATES.items()}
 
@@ -131,6 +141,14 @@ ADAPTERS = (
     counter("lora_loads", "Adapters that the worker has read.", "loads"),
     counter("lora_evictions", "Adapters that left host memory for others.", "drops"),
     counter("lora_slot_changes", "Adapters that were put into a slot.", "slot_changes"),
+)
+STATES = (
+    # `StatesSnapshot`
+    gauge("state_slots", "Slots for states beside the KV cache, by state.", _state_slots, "state"),
+    gauge("state_snapshots", "States of prefixes that sequences can go on behind.", "snapshots"),
+    gauge("state_bytes", "Memory of all state slots.", "bytes"),
+    counter("state_snapshot_hits", "Sequences that began behind a snapshot.", "hits"),
+    counter("state_snapshot_evictions", "Snapshots whose slots were given away.", "evictions"),
 )
 GUIDE = (
     # `GuideSnapshot`

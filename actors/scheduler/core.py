@@ -339,7 +339,7 @@ class SchedulerCore:
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
             prefix_evictions=self._tables.num_evicted,
-            states=None if self._tables.states is None else self._tables.states.snapshot(),
+            states=None if self._tables.states is None else self._tables.states.snapshot(self._ready.state_bytes),
             plans_in_flight=len(self._in_flight),
             halted=self.pause_control.halted,
             worker_losses=self.engine_epoch - self._num_sleeps,

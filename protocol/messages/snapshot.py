@@ -27,6 +27,8 @@ class StatesSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Of states beside the KV cache. Counts are since the start."""
 
     slots: int = 0
+    bytes: int = 0
+    """Of all slots."""
     used: int = 0
     """By running sequences."""
     snapshots: int = 0

@@ -346,6 +346,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is speculative."""
     state_slots: int = 0
     """States beside the KV cache, of sequences and snapshots; 0: the model has none."""
+    state_bytes: int = 0
+    """Of each of them."""
     max_loras: int = 0
     """Adapter slots, and so the adapters of one step, at most; 0: this model or device serves no adapters."""
     host_slots: int = 0
@@ -353,8 +355,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierInfo, ...] = ()
     """Outer tiers, from number 1 on."""
     fingerprint: str = ""
-    """Digest of all that the content of a KV block depends on besides tokens; empty where no block outlives the engine.
-    """
+    """Digest of all that a KV block's content depends on besides tokens; empty where no block outlives the engine."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

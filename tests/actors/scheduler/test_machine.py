@@ -33,6 +33,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         burst=st.sampled_from([1, 1, 1, 3]),
         resets=st.sampled_from([False, False, True]),
+        state_slots=st.sampled_from([0, 0, 2, 3, 8]),
+        borders=st.sampled_from([0, 1, 2]),
         config=st.fixed_dictionaries(
             {
                 "max_num_seqs": st.integers(1, 5),
@@ -52,12 +54,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         burst: int,
         resets: bool,
+        state_slots: int,
+        borders: int,
         config: dict[str, Any],
     ) -> None:
         self.resets = resets
         if config["max_plans_in_flight"] == 2:
             burst = 1  # drafts are verified with one plan in flight
-        made = ready(num_blocks, block_size, max_model_len=num_blocks * block_size + 2, windows=windows)
+        longest, self.stateful = num_blocks * block_size + 2, state_slots > 0
+        config["state_snapshot_interval"] = borders * block_size
+        made = ready(num_blocks, block_size, max_model_len=longest, windows=windows, state_slots=state_slots)
         self.capacity = num_blocks * block_size
         self.most_rows = config["max_num_seqs"]
         self.too_wide: set[int] = set()
@@ -97,6 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         beams: bool,
     ) -> None:
         request = len(self.rows) + 1
+        beams = beams and not self.stateful  # refused where requests are prepared
         min_tokens = 0 if beams else min(min_tokens, max_tokens)
         prompt = prefix + tail
         limit = min(max_tokens, self.capacity + 2 - len(prompt))
