@@ -35,6 +35,7 @@ class RowTable:
         pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
         computed: int64 [slots], first positions whose keys and values are there; kept by the verification of drafts.
         adapters: int64 [slots], the adapter slot of each row; 0 is the base model.
+        states: int64 [slots], the state slot of each row, where the model has states.
         adapted: number of known rows with an adapter.
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
@@ -59,7 +60,7 @@ class RowTable:
         self.lengths, self.epochs, self.prompt_logprobs, self.num_prompt_tokens, self.pooled = (
             np.zeros(0, dtype=np.int64) for _ in range(5)
         )
-        self.computed, self.adapters = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self.computed, self.adapters, self.states = (np.zeros(0, dtype=np.int64) for _ in range(3))
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -97,6 +98,7 @@ class RowTable:
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.pooled[slot] = new.pooling is not None
         self.computed[slot] = 0
+        self.states[slot] = new.state
         self._set_adapter(slot, new.adapter)
         self.embeddings.pop(slot, None)
         if new.embeddings is not None:
@@ -309,7 +311,7 @@ class RowTable:
         groups, _, width = self.blocks.shape
         self.blocks = np.concatenate((self.blocks, np.zeros((groups, new - old, width), dtype=np.int32)), axis=1)
         self.num_blocks = np.concatenate((self.num_blocks, np.zeros((groups, new - old), dtype=np.int64)), axis=1)
-        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled", "computed", "adapters"):
+        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled", "computed", "adapters", "states"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))
         self._memory = None
 

@@ -24,6 +24,7 @@ from troupellm.models.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    lfm2,
     llama,
     minimax_m2,
     ministral,
@@ -78,6 +79,7 @@ _FAMILIES = (
     phi,
     nemotron,
     starcoder2,
+    lfm2,
 )
 _WRITES = "ForCausalLM"
 

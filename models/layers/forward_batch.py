@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from troupellm.kernels.paged_attention import Plan
+from troupellm.kernels.short_conv.spans import ConvSpans
 from troupellm.models.adapters.batch import AdapterBatch
 
 
@@ -36,6 +37,8 @@ class ForwardBatch:
     adapters: AdapterBatch | None = None
     """None where every row computes with the base model."""
 
+    states: ConvSpans | None = None
+    """The rows and their state slots; None where the model has no states."""
     query_factors: Tensor | None = None
     """[tokens, 1], by which queries are multiplied, where the model's queries grow with their positions."""
 

@@ -196,6 +196,7 @@ class ModelRunner:
             logit_tokens=torch.from_numpy(wanted),
             inputs=self.stages.inputs(spans) if self.rows.embeddings else None,
             adapters=self.stages.adapted(spans, owner),
+            states=None if self.cache.states is None else self.stages.states(spans),
         )
         return batch, num_sampling
 

@@ -71,6 +71,7 @@ def measure_runner(runner: ModelRunner, *, num_blocks: int, block_size: int, max
             request_id="",
             token_ids=array("i", bytes(4 * size)).tobytes(),
             num_prompt_tokens=size,
+            state=0,
             sampling=SamplingState(temperature=0.0),
             blocks=(tuple(range(-(-size // block_size))),) * runner.rows.num_groups,
         )

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.short_conv import ConvSpans, conv_spans
 from troupellm.models.adapters.batch import AdapterBatch, HeadAdapters, adapter_batch
 from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.host_device import to_device
@@ -102,6 +103,10 @@ class Stages:
             if change.sampling is not None:
                 self.rows.set_sampling(change.row, change.sampling)
                 self.sampler.update_row(change.row, change.sampling)
+        if plan.states:
+            if self.cache.states is None:
+                raise PlanError(f"step {plan.step}: the model has no states to copy")
+            self.cache.states.copy(plan.states)
         if plan.copies:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
 
@@ -252,6 +257,14 @@ class Stages:
         if not (invariant or of_rows.any()):  # an invariant row goes the same way beside any others
             return None
         return adapter_batch(slots, of_rows[owner], self.wanted(spans)[0], self._to_device, invariant=invariant)
+
+    def states(self, spans: Spans) -> ConvSpans:
+        """The rows of a flat batch and their state slots, for the layers that have states."""
+        slots = self.rows.states[spans.slots]
+        assert self.cache.states is not None
+        if not 0 <= int(slots.min()) <= int(slots.max()) < self.cache.states.num_slots:
+            raise PlanError(f"state slots {slots.min()} to {slots.max()} of {self.cache.states.num_slots} were named")
+        return conv_spans(torch.from_numpy(slots), torch.from_numpy(spans.counts), self.cache.states.taps)
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Scores of the vocabulary, float32 [rows, vocab], of hidden states of these rows."""

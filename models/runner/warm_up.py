@@ -54,6 +54,7 @@ def first_step(runner: Runner, ability: PoolingAbility | None = None) -> None:
         num_prompt_tokens=1,
         sampling=SamplingState(temperature=0.0),
         blocks=((0,),) * runner.rows.num_groups,
+        state=0,
         pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
     )
     runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))
