@@ -5,6 +5,7 @@ from torch import Tensor
 
 from troupellm.kernels.common.huge_pages import prefer_huge_pages
 from troupellm.kernels.kv_quant import as_bytes, row_width
+from troupellm.models.batch.state_cache import StateCache
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.cache_layout import cache_layout
 
@@ -17,7 +18,8 @@ class KVCache:
     Attributes:
         layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim], or wider where the type needs
             it (see `kernels.kv_quant`); with latent attention it is twice the same tensor. Layers of different cache
-            groups may share the memory, not the blocks.
+            groups may share the memory, not the blocks. A layer with a state has that state's parts here.
+        states: those parts; None where the model has no states.
         draft_layers: the same of a drafter; its heads may have other shapes.
         borders: of a drafter that asks for it, what it keeps of each block, float32 [blocks, width]; zeros where
             nothing was kept.
@@ -35,17 +37,25 @@ class KVCache:
         *,
         drafter: DecoderConfig | None = None,
         border: int = 0,
+        state_slots: int = 0,
+        state_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that.
 
         Args:
             drafter: a drafter's layers, stored in the same blocks: copying or moving a block includes their part.
             border: width of `borders`; 0 is none.
+            state_slots: of a model with states.
+            state_dtype: of the model, and of states that have no other.
         """
         self.layout = cache_layout(config)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.layers[0].num_kv_heads
         self.storage = _reserve(config, num_blocks, block_size, dtype, device)
         self.layers = _pairs(self.storage, config)
+        self.states = StateCache(config, state_slots, state_dtype, device) if state_slots else None
+        if self.states is not None:
+            for layer, parts in self.states.layers.items():
+                self.layers[layer] = (parts[0], parts[-1])
         self.storages: tuple[Tensor, ...] = (self.storage,)
         self.draft_layers: list[tuple[Tensor, Tensor]] = []
         if drafter is not None:

@@ -311,7 +311,16 @@ class RowTable:
         groups, _, width = self.blocks.shape
         self.blocks = np.concatenate((self.blocks, np.zeros((groups, new - old, width), dtype=np.int32)), axis=1)
         self.num_blocks = np.concatenate((self.num_blocks, np.zeros((groups, new - old), dtype=np.int64)), axis=1)
-        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled", "computed", "adapters", "states"):
+        for name in (
+            "lengths",
+            "epochs",
+            "prompt_logprobs",
+            "num_prompt_tokens",
+            "pooled",
+            "computed",
+            "adapters",
+            "states",
+        ):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))
         self._memory = None
 

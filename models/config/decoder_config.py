@@ -126,6 +126,15 @@ class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the latent vector that queries are made from; None makes them from the hidden state."""
 
 
+class ShortConvConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The convolutions of layers with the mixer `short_conv`."""
+
+    taps: int
+    """Positions that one result depends on, its own included."""
+    bias: bool = False
+    """The convolution and the projections around it have biases."""
+
+
 class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: all that layers of a model may differ in."""
 
@@ -217,6 +226,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None is root-mean-square norms and a gate."""
     head_bias: bool = False
     mla: MlaConfig | None = None
+    short_conv: ShortConvConfig | None = None
     implementation: Literal["troupellm", "transformers"] = "troupellm"
     """The code that runs the model."""
     num_parameters: int | None = None

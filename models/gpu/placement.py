@@ -91,7 +91,12 @@ class GpuPlace:
         return max(0, int(self._total * share) - (self._total - self.device.memory()[0]))
 
     def make_cache(
-        self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype, drafter: DrafterNeeds = NO_DRAFTER
+        self,
+        model: DecoderConfig,
+        num_blocks: int,
+        dtype: torch.dtype,
+        drafter: DrafterNeeds = NO_DRAFTER,
+        state_slots: int = 0,
     ) -> KVCache:
         """Make the cache with one more block than plans may name: the null page of padding rows."""
         return KVCache(
@@ -102,6 +107,8 @@ class GpuPlace:
             self.device.torch_device,
             drafter=drafter.layers,
             border=drafter.border,
+            state_slots=state_slots,
+            state_dtype=self.dtype(model),
         )
 
     def make_runner(

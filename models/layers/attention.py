@@ -14,7 +14,6 @@ from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, LayerShape
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.mla import LatentAttention
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.projections import grouped_rows, merged_linear
 
@@ -41,14 +40,6 @@ class SelfAttention(Protocol):
 
     def best_rows(self, tokens: int) -> int:
         """The number of rows, at least `tokens`, that the layer's products run best with."""
-
-
-def make_attention(config: DecoderConfig, layer: int, source: WeightSource) -> SelfAttention:
-    """The attention of one layer, with its weights taken from `source`."""
-    prefix = f"model.layers.{layer}.self_attn"
-    if config.mla is not None:
-        return LatentAttention(config, config.mla, layer, prefix, source)
-    return Attention(config, layer, prefix, source)
 
 
 class Attention:

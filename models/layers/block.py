@@ -11,10 +11,11 @@ from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantize
 from troupellm.models.adapters.batch import AdapterBatch
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
-from troupellm.models.layers.attention import Angles, Attention, KVPair, make_attention
+from troupellm.models.layers.attention import Angles, Attention, KVPair
 from troupellm.models.layers.experts import Experts
 from troupellm.models.layers.feed_forward import FeedForward, make_feed_forward
 from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.layers.mixers import make_mixer
 from troupellm.models.layers.norm import take_norm
 
 
@@ -33,7 +34,7 @@ class DecoderLayer:
 
         self.number, self.eps, self.multiplier = layer, config.rms_norm_eps, config.residual_multiplier
         self.before_attention = norm(config.norms.before_attention)
-        self.attention = make_attention(config, layer, source)
+        self.attention = make_mixer(config, layer, source)
         self.after_attention = norm(config.norms.after_attention)
         self.before_feed_forward = norm(config.norms.before_feed_forward)
         self.feed_forward = make_feed_forward(config, layer, source)

@@ -5,6 +5,7 @@ A block has therefore the same size in every group, and one pool of pages serves
 short sequences. Layers of different groups share one place of a page, since a page belongs to one group at a time.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -55,18 +56,21 @@ def with_cache_groups(config: DecoderConfig, longest: int, *, hybrid: bool) -> D
 
 @lru_cache(16)
 def cache_layout(config: DecoderConfig) -> CacheLayout:
-    """The groups of a model's layers. One, unless layers differ in their windows and `hybrid_cache` is on."""
-    windows = config.windows
+    """The groups of a model's layers. One, unless layers differ in their windows and `hybrid_cache` is on. Layers that
+    have states instead of keys and values are in none: they have the first view and slot, and use neither.
+    """
+    attending = [layer for layer, shape in enumerate(config.layers) if shape.mixer == "attention"]
+    windows = [config.layers[layer].window for layer in attending]
     kinds = list(dict.fromkeys(windows)) if config.hybrid_cache else []
     if len(kinds) < 2:
-        return _one_group(windows, kinds[0] if kinds else None)
+        return _one_group(windows, kinds[0] if kinds else None, attending, config.num_layers)
     counts = [windows.count(kind) for kind in kinds]
     size = max(counts) if max(counts) < NEARLY_EQUAL * min(counts) else min(counts)
     group_windows: list[int | None] = []
     group_layers: list[int] = []
-    group_of, slot_of = [0] * len(windows), [0] * len(windows)
+    group_of, slot_of = [0] * config.num_layers, [0] * config.num_layers
     for kind, count in zip(kinds, counts, strict=True):
-        layers = [layer for layer, window in enumerate(windows) if window == kind]
+        layers = [layer for layer in attending if config.layers[layer].window == kind]
         num_groups = -(-count // size)
         for part in range(num_groups):
             members = layers[part * count // num_groups : (part + 1) * count // num_groups]
@@ -84,14 +88,19 @@ def cache_layout(config: DecoderConfig) -> CacheLayout:
     )
 
 
-def _one_group(windows: tuple[int | None, ...], kept: int | None) -> CacheLayout:
+def _one_group(
+    windows: Sequence[int | None], kept: int | None, attending: Sequence[int], num_layers: int
+) -> CacheLayout:
     """All layers share one table; they may see different parts of it."""
     seen = list(dict.fromkeys(windows))
+    view_of, slot_of = [0] * num_layers, [0] * num_layers
+    for slot, (layer, window) in enumerate(zip(attending, windows, strict=True)):
+        view_of[layer], slot_of[layer] = seen.index(window), slot
     return CacheLayout(
         windows=(kept,),
         group_layers=(len(windows),),
         views=tuple(View(0, window) for window in seen),
-        view_of=tuple(seen.index(window) for window in windows),
-        slot_of=tuple(range(len(windows))),
+        view_of=tuple(view_of),
+        slot_of=tuple(slot_of),
         num_slots=len(windows),
     )

@@ -13,9 +13,10 @@ from troupellm.kernels.fused_decoder.layers import FusedLayerWeights
 from troupellm.kernels.linear import linear
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, LayerNormBlock
-from troupellm.models.layers.attention import Angles, KVPair, make_attention
+from troupellm.models.layers.attention import Angles, KVPair
 from troupellm.models.layers.feed_forward import AddAdapters, FeedForward
 from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.layers.mixers import make_mixer
 from troupellm.models.layers.projections import merged_linear
 
 
@@ -79,7 +80,7 @@ class LayerNormLayer:
     def __init__(self, config: DecoderConfig, block: LayerNormBlock, layer: int, source: WeightSource) -> None:
         self.number, prefix, norms = layer, f"model.layers.{layer}", config.norms
         self.before_attention = LayerNorm(config, block, source, f"{prefix}.{norms.before_attention}")
-        self.attention = make_attention(config, layer, source)
+        self.attention = make_mixer(config, layer, source)
         self.before_feed_forward: LayerNorm | None = None
         """None where both parts read the same norm."""
         if norms.before_feed_forward is not None:

@@ -9,6 +9,7 @@ from troupellm.models.batch.kv_cache import parts_of
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds
+from troupellm.models.memory.state_room import state_room
 from troupellm.models.memory.stored_size import StoredSize
 from troupellm.models.memory.weight_bytes import weight_bytes
 from troupellm.models.memory.weight_count import weight_count
@@ -35,6 +36,12 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Of adapter slots."""
     free_bytes: int
     """Available memory that stays unused."""
+    state_bytes: int = 0
+    """Of one state, where the model has states."""
+    state_rows: int = 0
+    """States that running sequences may have."""
+    state_snapshots: int = 0
+    """Further states, of prefixes."""
     num_blocks: int
     max_model_len: int
     concurrency: float = 0.0
@@ -44,6 +51,11 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int = 0
     active_parameters: int = 0
     """Parameters that one token goes through, where that is not all of them."""
+
+    @property
+    def state_slots(self) -> int:
+        """All states that there is room for."""
+        return self.state_rows + self.state_snapshots
 
     def table(self) -> str:
         """One line per use, for the start-up log."""
@@ -55,9 +67,19 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
             ("activations", self.activation_bytes, ""),
             *([("adapters", self.adapter_bytes, "")] if self.adapter_bytes else ()),
             ("KV cache", self.kv_cache_bytes, f"  {context}"),
+            *self._state_lines(),
             ("left free", self.free_bytes, ""),
         ]
         return "\n".join(f"{name:<12} {size / 2**20:>9,.0f} MiB{note}" for name, size, note in lines)
+
+    def _state_lines(self) -> tuple[tuple[str, int, str], ...]:
+        size = self.state_bytes
+        if not size:
+            return ()
+        return (
+            ("states", self.state_rows * size, f"  {self.state_rows} rows, {size:,} bytes each"),
+            ("snapshots", self.state_snapshots * size, f"  {self.state_snapshots} prefixes"),
+        )
 
 
 def plan_memory(
@@ -94,8 +116,12 @@ def plan_memory(
     block = whole_block_bytes(model, drafter, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
     windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
     used = weights + activations + adapters
+    states = state_room(model, config, dtype, available - used)
+    used += states.reserved
     most = count_blocks(windows, longest, span, config.cache.block_size)
-    num_blocks = _num_blocks(config.cache, block, available - used, most, config, on_gpu=on_gpu)
+    room = states.left_for_blocks(available - used)
+    num_blocks = _num_blocks(config.cache, block, room, most, config, on_gpu=on_gpu)
+    snapshots = states.snapshots(num_blocks, num_blocks * block)
     held = longest_sequence(windows, num_blocks, span, config.cache.block_size)
     if isinstance(config.model.max_model_len, int) and held < longest:
         raise ConfigError(
@@ -109,7 +135,10 @@ def plan_memory(
         activation_bytes=activations,
         kv_cache_bytes=num_blocks * block,
         adapter_bytes=adapters,
-        free_bytes=max(0, available - used - num_blocks * block),
+        free_bytes=max(0, available - used + (states.asked or 0) - num_blocks * block - snapshots * states.size),
+        state_bytes=states.size,
+        state_rows=states.rows,
+        state_snapshots=snapshots,
         num_blocks=num_blocks,
         max_model_len=min(longest, held),
         concurrency=num_blocks / max(1, count_blocks(windows, min(longest, held), span, config.cache.block_size)),

@@ -26,9 +26,7 @@ def products(model: DecoderConfig) -> Iterator[Product]:
     """All matrix products, except routers, classifiers and the expanded matrices of latent attention."""
     hidden, halves = model.hidden_size, 1 if _ungated(model) else 2
     for shape, number in Counter(model.layers).items():
-        for rows, columns in (
-            _attention_shapes(model, shape) if model.mla is None else _latent_shapes(model, shape, model.mla)
-        ):
+        for rows, columns in _mixer_shapes(model, shape):
             yield Product(number, rows, columns)
         gated = [(number, shape.intermediate_size, False)]
         if (moe := shape.experts) is not None:
@@ -38,6 +36,12 @@ def products(model: DecoderConfig) -> Iterator[Product]:
             yield Product(count, hidden, size, experts)
     if model.head == "lm":
         yield Product(1, model.vocab_size, hidden, head=True)
+
+
+def _mixer_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, int]]:
+    if shape.mixer == "short_conv":
+        return [(3 * model.hidden_size, model.hidden_size), (model.hidden_size, model.hidden_size)]
+    return _attention_shapes(model, shape) if model.mla is None else _latent_shapes(model, shape, model.mla)
 
 
 def _attention_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, int]]:
@@ -73,12 +77,20 @@ def weight_count(model: DecoderConfig, *, active: bool = False) -> int:
 def _layer_count(model: DecoderConfig, shape: LayerShape, *, active: bool) -> int:
     """Numbers in one layer without the norms around its parts."""
     hidden, halves = model.hidden_size, 1 if _ungated(model) else 2
-    attention = _attention_count(model, shape) if model.mla is None else _latent_count(model, shape, model.mla)
-    attention += hidden * model.out_bias
+    attention = _mixer_count(model, shape)
     if (moe := shape.experts) is not None:
         return attention + _experts_count(moe, hidden, moe.top_k if active else None)
     wide = (halves + 1) * hidden + halves * model.mlp_bias
     return attention + wide * shape.intermediate_size + hidden * model.mlp_bias
+
+
+def _mixer_count(model: DecoderConfig, shape: LayerShape) -> int:
+    """Numbers in the part of a layer that mixes positions."""
+    hidden = model.hidden_size
+    if shape.mixer == "short_conv" and (conv := model.short_conv) is not None:
+        return hidden * (4 * hidden + conv.taps + 5 * conv.bias)
+    attention = _attention_count(model, shape) if model.mla is None else _latent_count(model, shape, model.mla)
+    return attention + hidden * model.out_bias
 
 
 def _ungated(model: DecoderConfig) -> bool:

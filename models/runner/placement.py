@@ -45,11 +45,24 @@ class CpuPlace:
         return memory_left(self._config)
 
     def make_cache(
-        self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype, drafter: DrafterNeeds = NO_DRAFTER
+        self,
+        model: DecoderConfig,
+        num_blocks: int,
+        dtype: torch.dtype,
+        drafter: DrafterNeeds = NO_DRAFTER,
+        state_slots: int = 0,
     ) -> KVCache:
         """Reserve the cache's memory."""
-        size = self._config.cache.block_size
-        return KVCache(model, num_blocks, size, dtype, drafter=drafter.layers, border=drafter.border)
+        return KVCache(
+            model,
+            num_blocks,
+            self._config.cache.block_size,
+            dtype,
+            drafter=drafter.layers,
+            border=drafter.border,
+            state_slots=state_slots,
+            state_dtype=self.dtype(model),
+        )
 
     def measured(
         self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype, drafter: DrafterNeeds = NO_DRAFTER

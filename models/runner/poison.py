@@ -17,6 +17,8 @@ from troupellm.protocol.messages.worker import StepPlan
 
 Pattern = Literal["nan", "0x7f"]
 _NONSENSE_TOKEN = 0x7F7F7F7F
+_HUGE_STATE = 6e4
+"""The largest that every type of a state holds, nearly."""
 
 
 class Poison:
@@ -24,7 +26,8 @@ class Poison:
 
     The positions that a row is about to compute, and all later ones in its blocks, are poisoned first. So the row never
     reads content of the blocks' previous rows. Without a prefix cache, a block that no row holds is free and is
-    poisoned at once. A block that is loaded from another tier is poisoned before the load.
+    poisoned at once. A block that is loaded from another tier is poisoned before the load. A row's state is poisoned
+    where no copy has begun it.
     """
 
     def __init__(
@@ -41,6 +44,11 @@ class Poison:
         self._held: set[int] = set()
         self._value = _value(pattern, cache.storage.dtype)
         self._storage.fill_(self._value)
+        self._states, self._begun = cache.states, set[int]()
+        """State slots that a copy has begun, and no row has been given yet."""
+        self._state_value = float("nan") if pattern == "nan" else _HUGE_STATE
+        if self._states is not None:
+            self._states.fill(slice(None), self._state_value)
 
     def follow(self, plan: StepPlan, rows: RowTable, spans: Spans) -> None:
         """Poison after a plan's rows, copies and transfers were taken in, before any of it is computed.
@@ -62,6 +70,11 @@ class Poison:
                 self._fill(block, 0)
             self._held = held
         rows.poison_free_slots(_NONSENSE_TOKEN)
+        if self._states is not None:
+            self._begun |= {copy.target for copy in plan.states}
+            slots = {new.state for new in plan.new_rows}
+            self._states.fill(sorted(slots - self._begun), self._state_value)
+            self._begun -= slots
 
     def before_loads(self, blocks: set[int]) -> None:
         """Poison blocks that no row holds, so that a load that fails or is incomplete shows in the answers."""

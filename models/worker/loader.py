@@ -29,6 +29,7 @@ from troupellm.models.load.fingerprint import SameModel, same_model
 from troupellm.models.load.implementation import describe_served
 from troupellm.models.load.notes import attention_note, report_compiling
 from troupellm.models.load.read_decoder import read_decoder, stored_format
+from troupellm.models.load.states import check_states
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory, serves_adapters
 from troupellm.models.memory.stored_size import stored_size
 from troupellm.models.quantization.checkpoint import Format
@@ -104,6 +105,7 @@ class ModelPlan:
             batch_invariant=config.worker.batch_invariant,
             device=device,
         )
+        check_states(model, config, on_gpu=place.on_gpu)
         drafting = plan_drafting(config, folder, model, longest, dtype, device, progress)
         stored = stored_size(folder, model, form, dtype, device)
         budget = plan_memory(
@@ -253,7 +255,8 @@ def load_model(folder: Path, config: EngineConfig, progress: ProgressSink) -> Lo
     if place.on_gpu:
         progress(LoadProgress(phase="kv_cache", detail=budget.table()))
     progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
-    make_cache = partial(place.make_cache, plan.model, budget.num_blocks, plan.cached, needs)
+    slots = budget.state_slots
+    make_cache = partial(place.make_cache, plan.model, budget.num_blocks, plan.cached, needs, state_slots=slots)
     parts = Parts[RunnableDecoder, KVCache](plan.read, make_cache, decoder)
     cache = parts.reserve()
     processors = load_processors(config.worker.logits_processors, plan.model.vocab_size, place.torch_device)

@@ -69,6 +69,8 @@ def decoder_ready(
         generates=model.head == "lm" and config.model.runner != "pooling",
         pooling=pooling,
         fingerprint=fingerprint,
+        state_slots=budget.state_slots,
+        state_bytes=budget.state_bytes,
         most_drafts=most_drafts,
         max_loras=max_loras,
     )

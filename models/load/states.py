@@ -1,0 +1,25 @@
+"""Settings that models with states do not go with yet."""
+
+from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.layers.states import has_states
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.errors import ConfigError
+
+
+def check_states(model: DecoderConfig, config: EngineConfig, *, on_gpu: bool) -> None:
+    """
+    Raises:
+        ConfigError: the model has states beside its KV cache, and a setting does not go with them.
+    """
+    if not has_states(model):
+        return
+    name = model.architecture
+    if on_gpu:
+        raise ConfigError(f"{name} has states, which run on a CPU alone so far; set device to cpu", param="device")
+    if config.speculation.speculative_config is not None:
+        raise ConfigError(
+            f"{name} has states, whose steps drafts cannot take back yet; leave speculative_config out",
+            param="speculative_config",
+        )
+    if config.lora.enabled:
+        raise ConfigError(f"{name} has states, and adapters for their layers are not there yet", param="enable_lora")
