@@ -128,6 +128,17 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "smollm3_listed_windows": lambda: transformers.SmolLM3Config(  # the flag has a say where there is no list
         **SIZES, no_rope_layers=[0, 1], sliding_window=20, layer_types=["sliding_attention", "full_attention"]
     ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **SIZES | {"num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"], block_multiple_of=16
+    ),
+    "lfm2_biases": lambda: transformers.Lfm2Config(
+        **SIZES | {"num_hidden_layers": 3},
+        full_attn_idxs=[0, 2],
+        conv_bias=True,
+        conv_L_cache=4,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+    ),
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=8, sliding_window=20),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
         **EXPERTS, shared_expert_intermediate_size=80, mlp_only_layers=[1], use_sliding_window=True, sliding_window=20
@@ -241,7 +252,7 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 VARIANTS = (
     "glm4_moe_biases", "exaone4_global", "granite4_without_rotation", "falcon_newer", "falcon_in_turn",
-    "gpt_neox_in_turn", "starcoder2",
+    "gpt_neox_in_turn", "starcoder2", "lfm2_biases",
 )  # fmt: skip
 """Families that another row stands for in a quick run."""
 CLASSES = {"mistral4": "Mistral4ForCausalLM"}

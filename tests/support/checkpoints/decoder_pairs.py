@@ -12,6 +12,7 @@ from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
+from troupellm.models.layers.states import has_states
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
 from troupellm.models.runner.runner import ModelRunner
@@ -73,8 +74,11 @@ class Pair:
         return Decoder(self.config, source, max_model_len=MAX_LEN), checkpoint
 
     def runner(self, num_blocks: int = 120, block_size: int = 8, **more: Any) -> ModelRunner:
-        cache = KVCache(self.config, num_blocks, block_size, torch.float32)
+        state_slots = 16 if has_states(self.config) else 0
+        cache = KVCache(self.config, num_blocks, block_size, torch.float32, state_slots=state_slots)
         cache.storage.fill_(float("nan"))  # unwritten entries may not be read
+        if cache.states is not None:
+            cache.states.fill(slice(None), float("nan"))
         return ModelRunner(self.decoder, cache, max_model_len=MAX_LEN, **more)
 
     @torch.inference_mode()
@@ -86,6 +90,7 @@ class Pair:
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             pad_token_id=0,
+            use_cache=not has_states(self.config),
         )
         return output[0, len(prompt) :].tolist()
 

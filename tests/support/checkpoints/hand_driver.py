@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from troupellm.models.runner.runner import ModelRunner
+from troupellm.protocol.messages.copies import NO_STATE, StateCopy
 from troupellm.protocol.messages.worker import AdapterSlot, NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 
@@ -31,7 +32,7 @@ class Driver:
 
     def run(self, spans: dict[int, int]) -> StepResult:
         """Compute so many tokens of each row."""
-        new, changes = [], []
+        new, changes, begun = [], [], []
         for row, count in spans.items():
             blocks = self._blocks_for(row, self.done[row] + count)
             if self.done[row] == 0:
@@ -47,8 +48,11 @@ class Driver:
                         sampling=state,
                         blocks=(blocks,),
                         adapter=self.adapters[row],
+                        state=row,
                     )
                 )
+                if self.runner.cache.states is not None:
+                    begun.append(StateCopy(NO_STATE, row))
             elif blocks:
                 changes.append(RowChange(row=row, appended_blocks=(blocks,)))
         rows = tuple(spans)
@@ -63,6 +67,7 @@ class Driver:
                 counts=tuple(spans.values()),
                 changes=tuple(changes),
                 adapters=self.slots,
+                states=tuple(begun),
             )
         )
         self.slots = ()
