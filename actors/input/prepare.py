@@ -134,6 +134,7 @@ class Preparer:
             cache_salt=asked.cache_salt,
             session=asked.hints.session,
             leases=_leases(tokens, asked.hints),
+            borders=tokens.borders,
             prompt_keys=self._prompt_keys(message, prompt),
             adapter=message.adapter,
             streaming=asked.streaming,
@@ -175,13 +176,23 @@ class Preparer:
         """
         check_generates(self._ready)
         room = self._capped(params.max_tokens) or 1
-        tokens = tokenize(prompt, self._tokenizer, self._template, self._limits.max_model_len, room)
+        tokens = tokenize(
+            prompt,
+            self._tokenizer,
+            self._template,
+            self._limits.max_model_len,
+            room,
+            with_borders=self._ready.state_slots > 0,
+        )
         if isinstance(prompt, EmbedsPrompt):
             self._check_embeddings(prompt, params)
         return tokens, self._check(prompt_field(prompt), tokens.token_ids, params)
 
     def _check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
         params.check_against(self._limits)
+        if params.use_beam_search and self._ready.state_slots:
+            text = "use_beam_search is not there yet for models with states beside the KV cache"
+            raise InvalidRequest(text, param="use_beam_search", code="unsupported_parameter")
         self._states.check(params)
         self._check_prompt(field, token_ids)
         max_tokens = self._max_tokens(field, len(token_ids), params)

@@ -2,8 +2,8 @@
 
 import re
 from array import array
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from troupellm.models.chat_template.template import ChatTemplate, check_template_kwargs
 from troupellm.models.tokenizer.tokenizer import Tokenizer, TooManyTokens
@@ -30,7 +30,13 @@ CutT = TypeVar("CutT", str, list[int], Sequence[int])
 
 
 def tokenize(
-    prompt: Prompt, tokenizer: Tokenizer, template: ChatTemplate, most_tokens: int | None, answer_tokens: int = 0
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    most_tokens: int | None,
+    answer_tokens: int = 0,
+    *,
+    with_borders: bool = False,
 ) -> TokensPrompt:
     """Render and tokenize. Slow for long texts: 0.8 ms for 1,000 characters.
 
@@ -38,6 +44,7 @@ def tokenize(
         most_tokens: a text that cannot fit into so many is refused before it is tokenized, or cut where its prompt
             says so; None takes any.
         answer_tokens: of `most_tokens`, what is left free by a prompt that is cut to what fits.
+        with_borders: say where a chat's last turn begins and ends.
 
     Raises:
         InvalidRequest: no such template, messages that it refuses, text that is no Unicode, or much too long.
@@ -68,8 +75,14 @@ def tokenize(
     if keep is None or prompt.truncation is None:
         try:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most_tokens)
-            marks = prompt.cache_marks if isinstance(prompt, ChatPrompt) else ()
-            return TokensPrompt(ids, leases=leases_of(marks, text, len(ids), tokenizer.count) if marks else ())
+            if not isinstance(prompt, ChatPrompt):
+                return TokensPrompt(ids)
+            marks, count = prompt.cache_marks, tokenizer.count
+            return TokensPrompt(
+                ids,
+                leases=leases_of(marks, text, len(ids), count) if marks else (),
+                borders=last_turn(prompt.messages, text, len(ids), count) if with_borders else (),
+            )
         except TooManyTokens as error:
             assert most_tokens is not None
             raise too_long(field, most_tokens, error.num_tokens, "has") from None
@@ -227,9 +240,37 @@ def leases_of(
             continue
         end = len(text) - behind
         searched = behind + len(mark.text)
-        if behind <= _COUNTED_LETTERS:
-            tokens = num_tokens - count(text[end:], add_special_tokens=False) if behind else num_tokens
-        else:
-            tokens = num_tokens * end // len(text)
-        leases.append(PrefixLease(max(0, tokens), mark.seconds))
+        leases.append(PrefixLease(_tokens_before(end, text, num_tokens, count), mark.seconds))
     return tuple(reversed(leases))
+
+
+def last_turn(
+    messages: Sequence[Mapping[str, Any]], text: str, num_tokens: int, count: Callable[..., int]
+) -> tuple[int, ...]:
+    """How many tokens come before the text of a chat's last message, and before what is behind it.
+
+    Empty where the template did not render that text as it is.
+
+    Args:
+        text, num_tokens, count: as of `leases_of`.
+    """
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        content = next((part for part in texts if isinstance(part, str)), None)
+    if not isinstance(content, str) or not content.strip():
+        return ()
+    behind = text[::-1].find(content.strip()[::-1])
+    if behind < 0:
+        return ()
+    end = len(text) - behind
+    return tuple(_tokens_before(place, text, num_tokens, count) for place in (end - len(content.strip()), end))
+
+
+def _tokens_before(place: int, text: str, num_tokens: int, count: Callable[..., int]) -> int:
+    """How many tokens of a text come before a place in it: an estimate where much comes behind it."""
+    if place == len(text):
+        return num_tokens
+    if len(text) - place > _COUNTED_LETTERS:
+        return num_tokens * place // len(text)
+    return max(0, num_tokens - count(text[place:], add_special_tokens=False))

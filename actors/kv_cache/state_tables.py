@@ -1,21 +1,39 @@
 """The states of sequences: where a prefix with a snapshot ends, and when snapshots are made.
 
 Keys and values are there for every position, a state only for where its sequence stands now. So a sequence can go on
-behind a prefix only where a snapshot was made. Spans end at such places: at the end of a prompt's last full block,
-at the last border of blocks before the prompt's last turn begins, and at each multiple of the interval. The plan that
-goes on from there first copies the state. A sequence that ends or is preempted leaves its slot as a snapshot of all
-that it has computed, anywhere within a block.
+behind a prefix only where a snapshot was made. Spans end at such places: before a prompt's last turn, before its end,
+and at each multiple of the interval. The plan that goes on from there first copies the state. A sequence that ends or
+is preempted leaves its slot as a snapshot of all that it has computed, anywhere within a block.
 
 A plan that goes on from a snapshot comes behind the plans that compute it. They may be in flight: a failure makes the
 snapshot's prefix unknown, as it does the sequence's blocks.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Protocol
 
 from troupellm.actors.kv_cache.state_slots import NO_SLOT, StateSlots
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.snapshot import StatesSnapshot
+
+LEAST_BLOCKS: Final = 4
+"""Between two places in a prompt, and before the first: a step costs as much as to compute so few blocks again."""
+
+
+def snapshot_places(borders: Iterable[int], num_prompt_tokens: int, block_size: int) -> tuple[int, ...]:
+    """Where snapshots of a prompt's states are made: at the last borders of blocks before some of its tokens.
+
+    Of two that are close the first one counts, since more prompts share it.
+
+    Args:
+        borders: tokens behind which another prompt may go on in another way; the end of the prompt is one.
+    """
+    places: list[int] = [0]
+    for border in sorted({*borders, num_prompt_tokens - 1}):
+        place = min(border, num_prompt_tokens - 1) // block_size * block_size
+        if place >= places[-1] + LEAST_BLOCKS * block_size:
+            places.append(place)
+    return tuple(places[1:])
 
 
 class PrefixNames(Protocol):
@@ -79,8 +97,7 @@ class StateTables:
         """
         if not self._names.may_cache(sequence):
             return count
-        size, request = self._names.block_size, sequence.request
-        places = [border // size * size for border in (request.num_prompt_tokens - 1, request.turn_start)]
+        size, places = self._names.block_size, list(sequence.request.borders)
         if self._interval:
             places += [start // self._interval * self._interval, (start // self._interval + 1) * self._interval]
         if start and start in places and start <= len(sequence.tokens):

@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from troupellm.actors.kv_cache.block_hash import namespace, owner_name, split_keys
 from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.kv_cache.state_tables import snapshot_places
 from troupellm.actors.scheduler.waiting_queue import arrival_key
 from troupellm.actors.sequences.beam_search import BeamSearch
 from troupellm.actors.sequences.sequence import Request, Sequence
@@ -82,6 +83,8 @@ def make_request(
     policy, known = config.scheduling_policy, tenants.get(message.tenant)
     priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
     request = Request(message, _prompt_keys(message, tables), tenant=message.tenant if policy == "fair" else "")
+    if tables.states is not None:
+        request.borders = snapshot_places(message.borders, request.num_prompt_tokens, tables.block_size)
     tokens = array("i", message.prompt)
     limit = min(request.num_prompt_tokens + message.max_tokens, ready.max_model_len)
     if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context

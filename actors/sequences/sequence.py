@@ -136,6 +136,7 @@ class Request:
     __slots__ = (
         "adapter",
         "arrival",
+        "borders",
         "cached_sources",
         "cached_tokens",
         "drafts",
@@ -164,7 +165,6 @@ class Request:
         "stop_or_eos",
         "streaming",
         "tenant",
-        "turn_start",
     )
 
     def __init__(self, message: SubmitRequest, prompt_keys: list[bytes], *, tenant: str = "") -> None:
@@ -187,7 +187,9 @@ class Request:
         """int32 [prompt_tokens]."""
         self.embeddings = message.embeddings
         """Embeddings instead of the prompt's tokens; float32 [prompt_tokens, hidden]."""
-        self.num_prompt_tokens, self.turn_start = len(message.prompt) // 4, message.turn_start
+        self.num_prompt_tokens = len(message.prompt) // 4
+        self.borders: tuple[int, ...] = ()
+        """Where snapshots of its state are made, by the tokens before them."""
         self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
         self.prompt_keys = prompt_keys
         self.sequences: tuple[Sequence, ...] = ()

@@ -37,10 +37,10 @@ def conv_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for tap in tl.static_range(TAPS):
         source = token - (TAPS - 1) + tap
-        inside = source >= begin
         old = TAPS - 1 + source - begin
-        here = tl.load(x + source * channels + columns, there & inside, 0.0).to(tl.float32)
-        kept = tl.load(state + (slot * (TAPS - 1) + old) * channels + columns, there & (source < begin), 0.0)
+        inside, outside = tl.where(source >= begin, channels, 0), tl.where(source >= begin, 0, channels)
+        here = tl.load(x + source * channels + columns, columns < inside, 0.0).to(tl.float32)
+        kept = tl.load(state + (slot * (TAPS - 1) + old) * channels + columns, columns < outside, 0.0)
         total += (here + kept.to(tl.float32)) * tl.load(weight + tap * channels + columns, there, 0.0).to(tl.float32)
     if BIAS:
         total += tl.load(bias + columns, there, 0.0).to(tl.float32)
@@ -56,9 +56,10 @@ def keep_kernel(x, state, slots, begins, counts, channels, TAPS: tl.constexpr, B
     for place in tl.static_range(TAPS - 1):
         source = count - (TAPS - 1) + place
         old = count + place
-        here = tl.load(x + (begin + source) * channels + columns, there & (source >= 0), 0.0)
-        kept = tl.load(state + (slot * (TAPS - 1) + old) * channels + columns, there & (source < 0), 0.0)
-        found = tl.where(source >= 0, here, kept)
+        inside, outside = tl.where(source >= 0, channels, 0), tl.where(source >= 0, 0, channels)
+        here = tl.load(x + (begin + source) * channels + columns, columns < inside, 0.0)
+        kept = tl.load(state + (slot * (TAPS - 1) + old) * channels + columns, columns < outside, 0.0)
+        found = tl.where(columns < inside, here, kept)
         tl.store(state + (slot * (TAPS - 1) + place) * channels + columns, found, there)
 
 

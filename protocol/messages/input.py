@@ -73,6 +73,8 @@ class TokensPrompt(msgspec.Struct, frozen=True, metaclass=OtherKeywords):
     """These are what was left of a longer prompt."""
     leases: tuple[PrefixLease, ...] = ()
     """The leases that the cache marks of a chat make."""
+    borders: tuple[int, ...] = ()
+    """As of `SubmitRequest`."""
 
 
 class PairPrompt(msgspec.Struct, frozen=True):

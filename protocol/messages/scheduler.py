@@ -55,8 +55,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of the request, for fair shares, limits and the prefix cache; "" without tenants."""
     cache_salt: bytes = b""
     """Requests with the same salt share prefix-cache entries with each other and with no others; empty is no salt."""
-    turn_start: int = 0
-    """Tokens before the last user's turn of a chat; 0 is not known."""
+    borders: tuple[int, ...] = ()
+    """Tokens behind which another prompt may go on in another way, where it is known, ascending."""
     session: str = ""
     """The tenant's session that the request belongs to; empty: none."""
     leases: tuple[PrefixLease, ...] = ()

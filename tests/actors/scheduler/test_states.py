@@ -83,7 +83,7 @@ def test_a_turn_that_ends_by_a_stop_token_leaves_its_state(plans: int) -> None:
 
 def test_another_last_turn_begins_at_the_border_before_it() -> None:
     harness = harness_of(stateful())
-    serve(harness, 1, [*prompt(71), *prompt(40, 5)], turn_start=71)
+    serve(harness, 1, [*prompt(71), *prompt(40, 5)], borders=(71,))
     assert computed(harness, 2, [*prompt(71), *prompt(40, 6)], max_tokens=1) == 111 - 68
 
 
@@ -197,7 +197,7 @@ def test_no_slot_is_lost_over_many_aborts() -> None:
 def test_spans_never_shrink_to_nothing() -> None:
     """Chunks that end at every border: each one computes something."""
     harness = harness_of(stateful(), state_snapshot_interval=4, max_num_batched_tokens=6)
-    assert serve(harness, 1, prompt(45), turn_start=9) == stream_of(prompt(45), 0, 8, NEVER)
+    assert serve(harness, 1, prompt(45), borders=(9, 20)) == stream_of(prompt(45), 0, 8, NEVER)
     spans = [(plan.starts[0], plan.counts[0]) for plan in harness.plans if plan.rows]
     assert all(start + count == following for (start, count), (following, _) in pairwise(spans))
     assert min(count for _, count in spans) > 0
