@@ -156,8 +156,13 @@ _NAMES = {
     "what is kept of a prefix is whole blocks; use --enable-prefix-caching and --block-size": """
         prefix-match-unit prefix-cache-retention-interval kv-sharing-fast-prefill swa-bounded-replay
     """,
-    "models with a state beside the KV cache are not served; leave it out": """
-        mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size mamba-cache-mode enable-mamba-shared-prefix-checkpoint
+    "blocks stay small beside states; use --state-snapshot-interval": """
+        mamba-block-size mamba-cache-mode enable-mamba-shared-prefix-checkpoint
+    """,
+    "states have the model's dtype, or float32 where its layers need that; leave it out": """
+        mamba-cache-dtype mamba-ssm-cache-dtype
+    """,
+    "states of sequences need no such setting; leave it out": """
         use-replayssm replayssm-buffer-len mamba-config mamba-backend mamba-ssu-algorithm
         enable-mamba-cache-stochastic-rounding mamba-cache-philox-rounds gdn-prefill-backend kda-prefill-backend
         kda-decode-backend

@@ -235,6 +235,23 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "cache_salt=asked.cache_salt, adapter=adapter, media=media",
         "cache_salt=asked.cache_salt, media=media",
     ),
+    "a snapshot has the name of the block before it": Mutation(
+        "actors.kv_cache.state_tables",
+        "key = self._names.extend_keys(sequence, start // size)[start // size]",
+        "key = self._names.extend_keys(sequence, start // size)[start // size - 1]",
+    ),
+    "a state is copied from where it is not yet": Mutation(
+        "actors.kv_cache.state_slots", "return self._copies.get(slot, slot)", "return slot"
+    ),
+    "a sequence that makes room within a plan leaves its state as a snapshot": Mutation(
+        "actors.scheduler.planner", "self._tables.states.drop(leaving)", "pass"
+    ),
+    "a failed sequence's slot is lost": Mutation(
+        "actors.kv_cache.state_tables",
+        "        if slot != NO_SLOT:\n            self.slots.release(slot)\n",
+        "",
+    ),
+    "a prefix with a tail is found without it": Mutation("actors.kv_cache.state_slots", "== len(tail)]", ">= 0]"),
     "the message in hand is lost in a crash": Mutation(
         "actors.runtime.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),

@@ -1,5 +1,6 @@
 """Memory is divided before it is taken, and what cannot fit is refused with both numbers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,46 @@ def test_the_table_names_every_use(folder: Path) -> None:
     lines = plan(folder).table().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["weights", "activations", "KV cache", "left free"]
     assert "context 2048" in lines[2]
+
+
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+    "full_attn_idxs": [1],
+}  # fmt: skip
+STATE = 2 * 2 * 64 * 4
+"""Two layers that keep two inputs of 64 channels."""
+
+
+@pytest.fixture
+def stateful(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LFM2))
+    return tmp_path
+
+
+def test_states_have_two_lines_in_the_table(stateful: Path) -> None:
+    budget = plan(stateful, max_num_seqs=8, max_state_snapshots_bytes=10 * STATE)
+    assert (budget.state_bytes, budget.state_rows, budget.state_snapshots) == (STATE, 8, 10)
+    assert "states" in budget.table()
+    assert f"8 rows, {STATE:,} bytes each" in budget.table()
+    assert "10 prefixes" in budget.table()
+    assert budget.state_slots == 18
+
+
+def test_snapshots_take_a_tenth_of_the_cache_and_never_outnumber_its_blocks(stateful: Path) -> None:
+    block = block_bytes(describe_model(stateful), 16, torch.float32)
+    assert plan(stateful, num_gpu_blocks_override=40).state_snapshots == 40 * block // 10 // STATE
+    assert plan(stateful, num_gpu_blocks_override=40, max_state_snapshots_bytes=GIB).state_snapshots == 40
+    assert plan(stateful, enable_prefix_caching=False).state_snapshots == 0
+    assert plan(stateful, max_state_snapshots_bytes=0).state_snapshots == 0
+
+
+def test_more_sequences_than_states_fit_are_refused_with_the_bytes_of_each(stateful: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"max_num_seqs 10000000 needs .* bytes of states, {STATE} for each") as info:
+        plan(stateful, available=GIB, max_num_seqs=10_000_000)
+    assert info.value.param == "max_num_seqs"
+
+
+def test_a_model_without_states_has_no_line_of_them(folder: Path) -> None:
+    assert "states" not in plan(folder).table()
+    assert plan(folder).state_slots == 0

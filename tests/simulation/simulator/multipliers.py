@@ -1,4 +1,5 @@
-"""Additions to the workload of a part of the seeds: drafts that are verified, and tiers behind the cache.
+"""Additions to the workload of a part of the seeds: drafts that are verified, states, and tiers behind
+the cache.
 
 Drawn apart, so that a seed without them stays what it was. Drafts and tiers are drawn independently of each other.
 """
@@ -11,6 +12,7 @@ from simulator.extras import draw_extended
 from simulator.faults import HOST, HOST_FAULTS, OUTER_FAULTS, Fault
 from simulator.hinted import HINTED_SHARE, hinted
 from simulator.model import CHUNKS, FIRST_TEXT_TOKEN
+from simulator.stateful import STATEFUL_SHARE, stateful
 from simulator.workload import Ask, Scenario, prompt_of
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
@@ -33,6 +35,8 @@ def draw_whole(seed: int) -> Scenario:
         return scenario
     if Random(seed ^ 0xD4AF).random() < DRAFTING_SHARE:
         scenario = drafting(scenario, Random(seed ^ 0xD4A0))
+    elif Random(seed ^ 0x57A7E).random() < STATEFUL_SHARE:
+        scenario = stateful(scenario, Random(seed ^ 0x57A70))
     if Random(seed ^ 0x71E4).random() < TIERED_SHARE:
         scenario = tiered(scenario, Random(seed ^ 0x71E0))
     if Random(seed ^ 0x1EA5E).random() < HINTED_SHARE:

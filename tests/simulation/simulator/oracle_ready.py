@@ -31,6 +31,7 @@ def worker_ready(scenario: Scenario, language: Language) -> WorkerReady:
         load_seconds=0.0,
         max_loras=pressure.loras,
         most_drafts=pressure.drafts,
+        state_slots=pressure.state_slots,
         host_slots=pressure.host_slots,
         tiers=tuple(
             TierInfo(name=name, failure_policy="fail" if name == FAILING_TIER else "recompute")

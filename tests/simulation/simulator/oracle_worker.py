@@ -19,6 +19,7 @@ from simulator.model import ToyGuide, draw_key, extend, start_of, token_after
 from simulator.oracle_ready import describe
 from simulator.tiers import SimTiers
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.copies import NO_STATE
 from troupellm.protocol.messages.worker import (
     NULL_BLOCK,
     NewRow,
@@ -45,7 +46,7 @@ class LaunchedStep(msgspec.Struct, frozen=True):
 class _Row:
     """The worker's state of a sequence. `states[i]` is the hash of its first i tokens."""
 
-    __slots__ = ("adapter", "end", "epoch", "follow", "key", "logprobs", "num_computed", "states", "tables")
+    __slots__ = ("adapter", "end", "epoch", "follow", "key", "logprobs", "num_computed", "slot", "states", "tables")
 
     def __init__(self, new: NewRow, adapters: SimAdapters) -> None:
         sampling = new.sampling
@@ -63,6 +64,8 @@ class _Row:
         for token in memoryview(new.token_ids).cast("i"):
             self.states.append(extend(self.states[-1], token))
         self.num_computed = 0
+        self.slot = new.state
+        """Its state slot."""
 
 
 class OracleWorker:
@@ -90,6 +93,8 @@ class OracleWorker:
         """Rows whose guide is, with this step."""
         self.content: list[list[tuple[int, int] | None]] = [[None] * ready.block_size for _ in range(ready.num_blocks)]
         """Per block, of which group it holds a position, and the hash up to it."""
+        self.slots: list[int | None] = [_RUBBISH] * ready.state_slots
+        """The hash of the tokens that each state stands for; None of no token."""
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         return self._ready
@@ -108,6 +113,7 @@ class OracleWorker:
     def _empty(self) -> None:
         self.adapters.forget()
         self.rows.clear()
+        self.slots = [_RUBBISH] * len(self.slots)
         for block in self.content:
             block[:] = [None] * len(block)
 
@@ -138,6 +144,9 @@ class OracleWorker:
         copied = [list(self.content[copy.source]) for copy in plan.copies]
         for copy, content in zip(plan.copies, copied, strict=True):
             self.content[copy.target] = content
+        states = [None if copy.source == NO_STATE else self.slots[copy.source] for copy in plan.states]
+        for state_copy, state in zip(plan.states, states, strict=True):
+            self.slots[state_copy.target] = state
         self._described.clear()
         self._complete.clear()
         limits = plan.draft_limits or (-1,) * len(plan.rows)
@@ -227,6 +236,10 @@ class OracleWorker:
         if start != row.num_computed or not 0 < count <= len(row.states) - 1 - start:
             self._report(f"row {number} computes {start} to {end}, has {row.num_computed} of {len(row.states) - 1}")
             return ()
+        if self.slots:
+            if self.slots[row.slot] != (row.states[start] if start else None):
+                self._report(f"row {number} computes from {start} on, and its state stands for something else")
+            self.slots[row.slot] = row.states[end]
         self._forward(number, row, end, end)
         return self._draw(number, row, 1) if end == len(row.states) - 1 else ()
 

@@ -71,6 +71,8 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """That the worker verifies of a row in one step, at most; 0: it drafts nothing."""
     hit_rate: float = 0.0
     """How likely each of them is accepted."""
+    state_slots: int = 0
+    """States that the worker holds; 0: the model has none."""
     host_slots: int = 0
     """Blocks that host memory holds; 0: there are no tiers."""
     outer: tuple[str, ...] = ()
