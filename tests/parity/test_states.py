@@ -192,7 +192,7 @@ async def test_streams_go_on_after_the_worker_was_lost(reference: Reference) -> 
     def die_now_and_then(plan: StepPlan) -> None:
         steps[0] += 1
         if steps[0] % 9 == 0:
-            raise WorkerGone("somebody killed it", fault=False)
+            raise WorkerGone("it was killed", fault=False)
 
     async with troupellm.Engine(reference.folder, worker=hosts, num_threads=1, state_snapshot_interval=32) as engine:
         hosts.worker.on_launch = die_now_and_then
