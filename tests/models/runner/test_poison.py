@@ -133,7 +133,7 @@ class OnGpu(torch.Tensor):
 def test_a_gpu_has_poisoned_a_block_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads are copied on another stream."""
     storage = torch.zeros(1, 1, 3, 1, SIZE).as_subclass(OnGpu)
-    cache: Any = SimpleNamespace(storage=storage, block_size=SIZE)
+    cache: Any = SimpleNamespace(storage=storage, block_size=SIZE, states=None)
     poison = Poison(cache, "nan", when_freed=False)
     storage.zero_()
     waits = list[list[bool]]()
