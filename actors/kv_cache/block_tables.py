@@ -220,13 +220,12 @@ class BlockTables:
         sequence.capacity = min([len(table) for table in tables]) * self.block_size
         return tuple(added)
 
-    def cache_blocks(self, sequence: Sequence, known: int | None = None) -> None:
-        """Let others find the blocks that are full of confirmed positions, or of the first `known` ones."""
+    def cache_blocks(self, sequence: Sequence) -> None:
+        """Let others find the blocks that are full of confirmed positions."""
         if not self.may_cache(sequence):
             return
         size, first = self.block_size, sequence.num_cached_blocks
-        known = sequence.num_confirmed if known is None else known
-        num_full = known // size
+        num_full = sequence.num_confirmed // size
         if num_full <= first:
             return
         keys, contents = sequence.keys, sequence.tokens[first * size : num_full * size].tobytes()
@@ -251,12 +250,11 @@ class BlockTables:
 
     def cache_all_blocks(self, sequence: Sequence) -> None:
         """Let others find everything that is confirmed, the beginning of a block too."""
-        known = sequence.num_confirmed
-        if self.states is not None:  # a state stands where the plans in flight leave it, and is of use there alone
-            known = max(known, min(sequence.num_computed, len(sequence.tokens)))
-        self.cache_blocks(sequence, known)
-        num_full, rest = divmod(known, self.block_size)
-        if not rest or not self.may_cache(sequence) or sequence.num_cached_blocks != num_full:
+        self.cache_blocks(sequence)
+        if not self.may_cache(sequence):
+            return
+        num_full, rest = divmod(sequence.num_confirmed, self.block_size)
+        if not rest or sequence.num_cached_blocks != num_full:
             return
         begin = num_full * self.block_size
         content = sequence.tokens[begin : begin + rest].tobytes()

@@ -12,9 +12,11 @@ snapshot's prefix unknown, as it does the sequence's blocks.
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
+from troupellm.actors.kv_cache.block_pool import BlockPool
 from troupellm.actors.kv_cache.state_slots import NO_SLOT, StateSlots
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.snapshot import StatesSnapshot
+from troupellm.protocol.messages.worker import NULL_BLOCK
 
 LEAST_BLOCKS: Final = 4
 """Between two places in a prompt, and before the first: a step costs as much as to compute so few blocks again."""
@@ -40,6 +42,7 @@ class PrefixNames(Protocol):
     """How the block tables name prefixes."""
 
     block_size: int
+    pool: BlockPool
 
     def may_cache(self, sequence: Sequence) -> bool:
         """True if others may find what a sequence computes."""
@@ -66,6 +69,10 @@ class StateTables:
         self._owned: dict[int, int] = {}
         """Slots by the rows of sequences that own one."""
         self._num_hits = self._evicted_before = 0
+
+    def owns(self, sequence: Sequence) -> bool:
+        """True if a sequence owns a slot."""
+        return sequence.row in self._owned
 
     def slot_of(self, sequence: Sequence) -> int:
         """The slot that a sequence owns."""
@@ -117,6 +124,20 @@ class StateTables:
         count = position // self._names.block_size
         key = self._names.extend_keys(sequence, count)[count]
         self.slots.keep(slot, key, sequence.tokens[count * self._names.block_size : position].tobytes())
+
+    def cache_last_block(self, sequence: Sequence, tables: list[list[int]]) -> None:
+        """Let others find the position that a plan in flight has computed of a sequence that ended meanwhile: its state
+        stands behind that. tables: those that it gave up."""
+        names, size = self._names, self._names.block_size
+        known, first = min(sequence.num_computed, len(sequence.tokens)), sequence.num_confirmed // size
+        if known <= sequence.num_confirmed or not names.may_cache(sequence):
+            return
+        keys, content = names.extend_keys(sequence, known // size), sequence.tokens[first * size : known].tobytes()
+        for block in [table[first] for table in tables if table[first] != NULL_BLOCK]:
+            if known % size:
+                names.pool.cache_partial_block(block, keys[first], content)
+            else:
+                names.pool.cache_block(block, keys[first + 1], keys[first], content, sequence.request.adapter_name)
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence gives up its slot, if it has one, and nothing is kept of it."""

@@ -24,6 +24,8 @@ class _Leaving(NamedTuple):
     tables: list[list[int]]
     transfers: set[int]
     """Loads under way into the blocks; each leaves the set when it has ended."""
+    ended: Sequence | None = None
+    """The sequence, where it ended and left its state."""
 
 
 class RunningSet:
@@ -264,8 +266,10 @@ class RunningSet:
         """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
         last_returned = self._in_flight.last_returned
         if self.leaving:
-            for step, tables, transfers in self.leaving:
+            for step, tables, transfers, ended in self.leaving:
                 if step <= last_returned and not transfers:
+                    if ended is not None and self._tables.states is not None:
+                        self._tables.states.cache_last_block(ended, tables)
                     self._tables.release(tables)
             self.leaving = [entry for entry in self.leaving if entry.step > last_returned or entry.transfers]
         if not self.ending:
@@ -287,6 +291,7 @@ class RunningSet:
             self.held.add(sequence.row)
 
     def _leave(self, sequence: Sequence) -> None:
+        states = self._tables.states
         self.adapter_slots.leave(sequence)
         if self.running.pop(sequence.row, None) is not None:
             self._fair_share.rests(sequence.request.tenant)
@@ -305,9 +310,10 @@ class RunningSet:
             self._tables.release(sequence.tables)
         else:
             self._in_flight.disturb()
-            self.leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
-        if self._tables.states is not None:
-            self._tables.states.leave(sequence)
+            kept = sequence if states is not None and sequence.ended and states.owns(sequence) else None
+            self.leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers, kept))
+        if states is not None:
+            states.leave(sequence)
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 

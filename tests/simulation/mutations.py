@@ -39,8 +39,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a block is found before it is full": Mutation(
         "actors.kv_cache.block_tables",
-        "num_full = known // size",
-        "num_full = (known + 1) // size",
+        "num_full = sequence.num_confirmed // size",
+        "num_full = (sequence.num_confirmed + 1) // size",
     ),
     "a block that a window still shows is given back": Mutation(
         "actors.kv_cache.block_tables",
