@@ -7,7 +7,7 @@ fixed order, and no position looks at how its row was cut into spans: results ar
 from torch import Tensor
 
 from troupellm.kernels.common.triton import by_kernels
-from troupellm.kernels.short_conv.spans import ConvSpans, conv_spans as conv_spans
+from troupellm.kernels.short_conv.spans import ConvSpans
 
 
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, spans: ConvSpans) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.short_conv import ConvSpans, conv_spans
+from troupellm.kernels.short_conv.spans import ConvSpans, conv_spans
 from troupellm.models.adapters.batch import AdapterBatch, HeadAdapters, adapter_batch
 from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.host_device import to_device

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from troupellm.kernels.short_conv import conv_spans, short_conv
+from troupellm.kernels.short_conv import short_conv
 from troupellm.kernels.short_conv.cases import CASES, Case, make_inputs
 from troupellm.kernels.short_conv.reference import short_conv_reference
+from troupellm.kernels.short_conv.spans import conv_spans
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
