@@ -147,8 +147,8 @@ class BlockTables:
     def _found(
         self, sequence: Sequence, shared_prompt: SharedPrompt | None, *, caching: bool
     ) -> tuple[list[list[int]], tuple[int, ...], int, StatePrefix]:
-        """What is known of a sequence: blocks per group, the block of each group to copy from behind those, how many
-        positions of it, and whose state stands there."""
+        """A sequence's known prefix: blocks per group, the block of each group to copy from behind those, how many
+        positions of it, and the prefix of the state that stands there."""
         if shared_prompt is not None:
             return *shared_prompt.before(len(sequence.tokens) - 1, self.block_size), StatePrefix()
         if not caching:

@@ -100,7 +100,7 @@ class StateTables:
 
     def span(self, sequence: Sequence, start: int, count: int) -> int:
         """How many of the `count` tokens from `start` on a span takes, so that it ends where a snapshot is to be made.
-        What begins at such a place makes one.
+        A span that begins at such a place makes one.
         """
         if not self._names.may_cache(sequence):
             return count

@@ -65,7 +65,7 @@ def _intermediate_size(reader: ConfigReader) -> int:
 
 
 def _mixers(reader: ConfigReader) -> tuple[str, ...]:
-    """What each layer mixes its positions with."""
+    """Per layer, the part that mixes its positions."""
     num_layers = reader.integer("num_hidden_layers")
     kinds, indices = reader.values.get("layer_types"), reader.values.get("full_attn_idxs")
     if kinds is None:

@@ -1,4 +1,4 @@
-"""What a layer remembers of a sequence beside keys and values."""
+"""The state that a layer has of a sequence beside keys and values."""
 
 from typing import NamedTuple
 
