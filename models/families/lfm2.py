@@ -1,14 +1,15 @@
-"""LFM2: layers with a short convolution, and some with attention; the first versions' names of keys as well.
+"""LFM2: layers with a short convolution, and some with attention; the first versions' names of keys as well. Its models
+with experts choose them by sigmoids and a bias.
 
 The width of the feed-forward part is derived from the stated one, as Llama's first code did it.
 """
 
 import msgspec
 
-from troupellm.models.config.decoder_config import DecoderConfig, LayerNorms, ShortConvConfig
-from troupellm.models.config.hf_config import ConfigReader, decoder_config
+from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, LayerNorms, MoeConfig, ShortConvConfig
+from troupellm.models.config.hf_config import ConfigReader, architecture_of, decoder_config
 
-ARCHITECTURES = ("Lfm2ForCausalLM",)
+ARCHITECTURES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 ATTENTION, CONV = "full_attention", "conv"
 NAMES = (
     (".mlp.gate_proj", ".feed_forward.w1"),
@@ -19,6 +20,7 @@ NAMES = (
     (".self_attn.k_norm", ".self_attn.k_layernorm"),
     ("model.norm.", "model.embedding_norm."),
 )
+EXPERT_NAMES = ExpertNames(blocks=("feed_forward",), choice_bias="expert_bias", gate="w1", up="w3", down="w2")
 MOST_TAPS = 16
 
 
@@ -34,15 +36,18 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     taps = reader.integer("conv_L_cache", 3, least=2)
     if taps > MOST_TAPS:
         raise reader.refuse("conv_L_cache", f"must be an integer of at most {MOST_TAPS}")
+    sparse = "Moe" in architecture_of(reader)
     tied = reader.flag("tie_embedding", reader.flag("tie_word_embeddings", True))
     wider = reader.with_values(
-        intermediate_size=_intermediate_size(reader),
+        intermediate_size=reader.integer("intermediate_size", 7168) if sparse else _intermediate_size(reader),
         rms_norm_eps=reader.number("norm_eps", 1e-5),
         tie_word_embeddings=tied,
         rope_theta=reader.values.get("rope_theta") or reader.values.get("theta") or 1_000_000.0,
         num_key_value_heads=reader.integer("num_key_value_heads", 8),
     )
     plain = decoder_config(wider, qk_norm="head").with_layers(mixer=_mixers(reader))
+    if sparse:
+        plain = plain.with_layers(experts=_experts(reader))
     return msgspec.structs.replace(
         plain,
         norms=LayerNorms(before_attention="operator_norm", before_feed_forward="ffn_norm"),
@@ -62,6 +67,25 @@ def _intermediate_size(reader: ConfigReader) -> int:
         adjusted = int(reader.number("block_ffn_dim_multiplier", 1.0) * adjusted)
         adjusted = multiple * -(-adjusted // multiple)
     return adjusted
+
+
+def _experts(reader: ConfigReader) -> tuple[MoeConfig | None, ...]:
+    """The experts of all layers but the first ones."""
+    num_layers, dense = reader.integer("num_hidden_layers"), reader.integer("num_dense_layers", 2, least=0)
+    experts, top_k = reader.integer("num_experts", 32), reader.integer("num_experts_per_tok", 4)
+    if top_k > experts:
+        raise reader.refuse("num_experts_per_tok", f"must be at most num_experts ({experts})")
+    moe = MoeConfig(
+        num_experts=experts,
+        top_k=top_k,
+        intermediate_size=reader.integer("moe_intermediate_size", 1792),
+        scoring="sigmoid",
+        renormalize=reader.flag("norm_topk_prob", True),
+        scale=reader.number("routed_scaling_factor", 1.0),
+        choice_bias=reader.flag("use_expert_bias", True),
+        names=EXPERT_NAMES,
+    )
+    return tuple(None if layer < dense else moe for layer in range(num_layers))
 
 
 def _mixers(reader: ConfigReader) -> tuple[str, ...]:

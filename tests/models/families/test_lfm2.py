@@ -38,6 +38,27 @@ def test_the_published_file_of_350m() -> None:
     assert weight_count(config) == 354_483_968
 
 
+SPARSE: dict[str, Any] = {
+    "architectures": ["Lfm2MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 24,
+    "layer_types": (["conv"] * 2 + ["full_attention"] + ["conv"] * 3 + ["full_attention"]) * 3 + ["conv"] * 3,
+    "max_position_embeddings": 128000, "moe_intermediate_size": 1792, "norm_eps": 1e-05, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+    "num_key_value_heads": 8, "routed_scaling_factor": 1.0, "use_expert_bias": True, "vocab_size": 65536,
+}  # fmt: skip
+"""The sizes of LFM2-8B-A1B."""
+
+
+def test_a_model_with_experts_has_some_dense_layers_first() -> None:
+    config = describe(ConfigReader(SPARSE))
+    assert [shape.experts is None for shape in config.layers[:3]] == [True, True, False]
+    assert config.layers[0].intermediate_size == 7168
+    assert config.experts.choice_bias
+    assert 8.3e9 < weight_count(config) < 8.4e9
+    assert 1.4e9 < weight_count(config, active=True) < 1.6e9
+    with pytest.raises(ModelLoadError, match="num_experts_per_tok .*at most num_experts"):
+        describe(ConfigReader(SPARSE | {"num_experts_per_tok": 33}))
+
+
 def test_layers_may_be_named_one_by_one() -> None:
     kinds = ["conv", "full_attention"] * 8
     config = described(layer_types=kinds, full_attn_idxs=None)

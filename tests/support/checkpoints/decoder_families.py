@@ -131,6 +131,15 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "lfm2": lambda: transformers.Lfm2Config(
         **SIZES | {"num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"], block_multiple_of=16
     ),
+    "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
+        **SIZES | {"num_hidden_layers": 3},
+        layer_types=["conv", "full_attention", "conv"],
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        num_dense_layers=1,
+        routed_scaling_factor=1.3,
+    ),
     "lfm2_biases": lambda: transformers.Lfm2Config(
         **SIZES | {"num_hidden_layers": 3},
         full_attn_idxs=[0, 2],

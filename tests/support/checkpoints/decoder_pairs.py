@@ -37,7 +37,7 @@ class Pair:
             if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks")):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 torch.nn.init.uniform_(buffer, 0.0, 0.5)
         model.save_pretrained(folder)
         self.reference, self.folder = model, folder
