@@ -10,7 +10,8 @@ from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.worker import RowPooled, WorkerReady
 from troupellm.protocol.params.pooling import PoolingAbility, PoolingState, PoolingType
-from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission, vector_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
+from troupellm.tests.support.scheduler.plain_beams import vector_of
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 

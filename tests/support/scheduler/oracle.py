@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config.engine import SchedulerConfig
-from troupellm.protocol.messages.copies import NO_STATE
 from troupellm.protocol.messages.output import StepOutput
 from troupellm.protocol.messages.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
 from troupellm.protocol.messages.worker import (
@@ -26,16 +25,12 @@ from troupellm.protocol.messages.worker import (
     WorkerReady,
 )
 from troupellm.protocol.params.pooling import PoolingState
-from troupellm.tests.support.scheduler.plain_beams import VOCAB, candidates, next_token
+from troupellm.tests.support.scheduler.held_states import HeldStates
+from troupellm.tests.support.scheduler.plain_beams import VOCAB, candidates, next_token, vector_of
 from troupellm.tests.support.scheduler.reader import Reader
 
 EOS = 0
 SECRET = b"a secret of the tests"
-
-
-def vector_of(tokens: list[int]) -> bytes:
-    """The pooled vector: one number."""
-    return struct.pack("<f", next_token(tokens, 0) / VOCAB)
 
 
 def stream_of(prompt: list[int], fork: int, max_tokens: int, stops: frozenset[int], min_tokens: int = 0) -> list[int]:
@@ -146,14 +141,13 @@ class Oracle:
     burst: int = 1
     """Tokens per sampling row, as if so many drafts had been accepted; the known ones are computed later."""
     broken_rows: set[int] = field(default_factory=set)
+    """Rows that fail when they are computed next."""
     failure: tuple[str, ...] = ("logits are NaN",)
     """Message and code of their errors."""
-    """Rows that fail when they are computed next."""
     rows: dict[int, _Row] = field(default_factory=dict)
     content: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     """Position in the cache -> whose group's KV is there, and all tokens up to the one that it is of."""
-    states: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """State slot -> all tokens that its state stands for."""
+    states: HeldStates = field(default_factory=HeldStates)
     pending: deque[StepResult] = field(default_factory=deque)
     num_computed: int = 0
 
@@ -162,10 +156,7 @@ class Oracle:
         for row in plan.freed_rows:
             del self.rows[row]
         self._copy(plan)
-        targets = [copy.target for copy in plan.states]
-        assert len(set(targets)) == len(targets), "two copies go to one state slot"
-        read = [() if copy.source == NO_STATE else self.states[copy.source] for copy in plan.states]
-        self.states |= dict(zip(targets, read, strict=True))
+        self.states.copy(plan)
         new = {row.row for row in plan.new_rows}
         for new_row in plan.new_rows:
             self._add(new_row, plan.starts[plan.rows.index(new_row.row)])
@@ -222,7 +213,7 @@ class Oracle:
         """As a new worker has it: no rows, nothing in the cache, nothing under way."""
         self.rows.clear()
         self.content.clear()
-        self.states.clear()
+        self.states = HeldStates()
         self.pending.clear()
 
     def _add(self, new: NewRow, start: int) -> None:
@@ -290,9 +281,7 @@ class Oracle:
         assert state.epoch == epoch, "a row is planned under an epoch that the worker does not know"
         assert start == state.num_computed, "a span leaves a gap or overlaps"
         assert 0 < count <= len(state.tokens) - start, "a span goes beyond the known tokens"
-        if state.state != NO_STATE:
-            assert self.states[state.state] == tuple(state.tokens[:start]), "a state stands for other tokens"
-            self.states[state.state] = tuple(state.tokens[: start + count])
+        self.states.compute(state.state, state.tokens, start, start + count)
         state.num_computed = start + count
         self.num_computed += count
         for group, table in enumerate(state.tables):

@@ -52,3 +52,8 @@ def beams_of(
             break
     best = sorted([*complete, *beams], key=score, reverse=True)[:width]
     return [tokens[len(prompt) :] for _, tokens in best]
+
+
+def vector_of(tokens: list[int]) -> bytes:
+    """The pooled vector: one number."""
+    return struct.pack("<f", next_token(tokens, 0) / VOCAB)
