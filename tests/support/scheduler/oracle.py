@@ -141,9 +141,8 @@ class Oracle:
     burst: int = 1
     """Tokens per sampling row, as if so many drafts had been accepted; the known ones are computed later."""
     broken_rows: set[int] = field(default_factory=set)
-    """Rows that fail when they are computed next."""
     failure: tuple[str, ...] = ("logits are NaN",)
-    """Message and code of their errors."""
+    """Message and code of the errors of `broken_rows`, which fail when they are computed next."""
     rows: dict[int, _Row] = field(default_factory=dict)
     content: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     """Position in the cache -> whose group's KV is there, and all tokens up to the one that it is of."""
