@@ -29,7 +29,7 @@ FLOORS = {
         "common",
         "act_quant cpp grouped_linear",
         "gated_act kv_quant quantized_linear rms_norm sampling short_conv",
-        "decode_io linear rope_kv_write",
+        "decode_io gated_delta linear rope_kv_write",
         "fused_moe low_rank paged_attention",
         "fused_decoder mla_attention",
     ),

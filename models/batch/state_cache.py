@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from troupellm.models.config.decoder_config import DecoderConfig
-from troupellm.models.layers.states import state_parts
+from troupellm.models.layers.states import conv_taps, state_parts
 from troupellm.protocol.messages.copies import NO_STATE, StateCopy
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ class StateCache:
     def __init__(self, config: DecoderConfig, num_slots: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
         """Reserve the memory, in which all states are zero. dtype: of the model."""
         self.num_slots = num_slots
-        self.taps = 0 if config.short_conv is None else config.short_conv.taps
+        self.taps = conv_taps(config)
         """Of the convolutions."""
         self.layers: dict[int, tuple[Tensor, ...]] = {}
         for layer in range(config.num_layers):

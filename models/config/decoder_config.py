@@ -135,6 +135,26 @@ class ShortConvConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The convolution and the projections around it have biases."""
 
 
+class GatedDeltaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers with the mixer `gated_delta`."""
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`."""
+    key_size: int
+    value_size: int
+    """Of a head."""
+    taps: int
+    """Positions that one result of the convolution depends on, its own included."""
+    grouped: bool = False
+    """The checkpoint has the parts of each head of the keys together, in two projections instead of four."""
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+
 class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: all that layers of a model may differ in."""
 
@@ -227,6 +247,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_bias: bool = False
     mla: MlaConfig | None = None
     short_conv: ShortConvConfig | None = None
+    gated_delta: GatedDeltaConfig | None = None
+    attention_gate: bool = False
+    """The attention's result is multiplied by the sigmoid of one more projection."""
     implementation: Literal["troupellm", "transformers"] = "troupellm"
     """The code that runs the model."""
     num_parameters: int | None = None

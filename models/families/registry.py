@@ -38,6 +38,7 @@ from troupellm.models.families import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    qwen3_next,
     renamed,
     seed_oss,
     smollm3,
@@ -80,6 +81,7 @@ _FAMILIES = (
     nemotron,
     starcoder2,
     lfm2,
+    qwen3_next,
 )
 _WRITES = "ForCausalLM"
 

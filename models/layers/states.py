@@ -17,10 +17,18 @@ class StatePart(NamedTuple):
 
 def state_parts(config: DecoderConfig, layer: int) -> tuple[StatePart, ...]:
     """The tensors of a layer's state, one or two; none where it has keys and values."""
-    if config.layers[layer].mixer == "short_conv":
-        assert config.short_conv is not None
+    mixer = config.layers[layer].mixer
+    if mixer == "short_conv" and config.short_conv is not None:
         return (StatePart((config.short_conv.taps - 1, config.hidden_size)),)
+    if mixer == "gated_delta" and (delta := config.gated_delta) is not None:
+        matrices = (delta.value_heads, delta.key_size, delta.value_size)
+        return StatePart((delta.taps - 1, delta.channels)), StatePart(matrices, torch.float32)
     return ()
+
+
+def conv_taps(config: DecoderConfig) -> int:
+    """Of the convolutions of all layers that have one; 0 where there is none."""
+    return next((part.taps for part in (config.short_conv, config.gated_delta) if part is not None), 0)
 
 
 def has_states(config: DecoderConfig) -> bool:

@@ -21,5 +21,9 @@ def check_states(model: DecoderConfig, config: EngineConfig, *, on_gpu: bool) ->
             f"{name} has states, whose steps drafts cannot take back yet; leave speculative_config out",
             param="speculative_config",
         )
+    if config.worker.batch_invariant and model.gated_delta is not None:
+        raise ConfigError(
+            f"{name} has sums that depend on how prompts are cut; leave batch_invariant out", param="batch_invariant"
+        )
     if config.lora.enabled:
         raise ConfigError(f"{name} has states, and adapters for their layers are not there yet", param="enable_lora")

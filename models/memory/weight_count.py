@@ -41,6 +41,9 @@ def products(model: DecoderConfig) -> Iterator[Product]:
 def _mixer_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, int]]:
     if shape.mixer == "short_conv":
         return [(3 * model.hidden_size, model.hidden_size), (model.hidden_size, model.hidden_size)]
+    if shape.mixer == "gated_delta" and (delta := model.gated_delta) is not None:
+        values = delta.value_heads * delta.value_size
+        return [(delta.channels + values, model.hidden_size), (model.hidden_size, values)]
     return _attention_shapes(model, shape) if model.mla is None else _latent_shapes(model, shape, model.mla)
 
 
@@ -89,8 +92,12 @@ def _mixer_count(model: DecoderConfig, shape: LayerShape) -> int:
     hidden = model.hidden_size
     if shape.mixer == "short_conv" and (conv := model.short_conv) is not None:
         return hidden * (4 * hidden + conv.taps + 5 * conv.bias)
+    if shape.mixer == "gated_delta" and (delta := model.gated_delta) is not None:
+        heads, values = delta.value_heads, delta.value_heads * delta.value_size
+        products = hidden * (delta.channels + 2 * values + 2 * heads)
+        return products + delta.taps * delta.channels + 2 * heads + delta.value_size
     attention = _attention_count(model, shape) if model.mla is None else _latent_count(model, shape, model.mla)
-    return attention + hidden * model.out_bias
+    return attention + hidden * (model.out_bias + shape.query_width * model.attention_gate)
 
 
 def _ungated(model: DecoderConfig) -> bool:

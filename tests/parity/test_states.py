@@ -32,26 +32,33 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
 
 
-class Reference:
-    """A small LFM2, and what `transformers` makes of it."""
+SIZES = {
+    "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 8192, "initializer_range": 0.4, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+LINEAR = "linear_attention"
+CONFIGS = {
+    "lfm2": lambda: transformers.Lfm2Config(
+        **SIZES, block_multiple_of=16, layer_types=["conv", "full_attention", "conv", "conv"]
+    ),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(
+        **SIZES,
+        head_dim=32,
+        layer_types=[LINEAR, "full_attention", LINEAR, LINEAR],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+    ),
+}
 
-    def __init__(self, folder: Path) -> None:
+
+class Reference:
+    """A small model with states, and what `transformers` makes of it."""
+
+    def __init__(self, folder: Path, config: transformers.PretrainedConfig) -> None:
         torch.manual_seed(12)
-        config = transformers.Lfm2Config(
-            vocab_size=384,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=8192,
-            initializer_range=0.4,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-            block_multiple_of=16,
-            layer_types=["conv", "full_attention", "conv", "conv"],
-        )
         self.folder = byte_level(folder)
         self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         self._model.save_pretrained(folder)
@@ -96,9 +103,14 @@ def states(engine: troupellm.Engine) -> StatesSnapshot:
     return found
 
 
+@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference(tmp_path_factory.mktemp(request.param), CONFIGS[request.param]())
+
+
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference(tmp_path_factory.mktemp("states"))
+def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference(tmp_path_factory.mktemp("lfm2"), CONFIGS["lfm2"]())
 
 
 @pytest.mark.anyio
@@ -217,24 +229,24 @@ async def test_sleep_drops_all_states(reference: Reference) -> None:
 
 
 @pytest.mark.anyio
-async def test_eight_bits_say_the_same_in_any_cut(reference: Reference) -> None:
+async def test_eight_bits_say_the_same_in_any_cut(lfm2: Reference) -> None:
     prompts = prompts_of([100, 40])
     answers = []
     for chunk in (2048, 24):
         settings = {"quantization": "int8", "max_num_batched_tokens": chunk, "num_threads": 1, "batch_invariant": True}
-        async with troupellm.Engine(reference.folder, **settings) as engine:
+        async with troupellm.Engine(lfm2.folder, **settings) as engine:
             answers.append(await generate_all(engine, prompts))
             answers.append([(await generate(engine, prompt)).token_ids for prompt in prompts])
     assert answers[0] == answers[1] == answers[2] == answers[3]
 
 
 @pytest.mark.anyio
-async def test_a_batch_invariant_engine_says_the_same_to_the_bit(reference: Reference) -> None:
+async def test_a_batch_invariant_engine_says_the_same_to_the_bit(lfm2: Reference) -> None:
     prompts = prompts_of([70, 33, 12])
     found = []
     for chunk, caching in ((2048, False), (19, True)):
         settings = {"batch_invariant": True, "max_num_batched_tokens": chunk, "enable_prefix_caching": caching}
-        async with troupellm.Engine(reference.folder, num_threads=1, **settings) as engine:
+        async with troupellm.Engine(lfm2.folder, num_threads=1, **settings) as engine:
             await generate_all(engine, prompts)
             told = await generate(engine, prompts[0], logprobs=3)
             found.append([entry.logprob for entry in told.choices[0].logprobs])
@@ -251,16 +263,24 @@ async def test_a_batch_invariant_engine_says_the_same_to_the_bit(reference: Refe
     ],
     ids=["drafts", "adapters", "rows"],
 )
-async def test_settings_that_do_not_go_with_states(reference: Reference, settings: dict[str, Any], reason: str) -> None:
+async def test_settings_that_do_not_go_with_states(lfm2: Reference, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        async with troupellm.Engine(reference.folder, **settings):
+        async with troupellm.Engine(lfm2.folder, **settings):
             pass
 
 
 @pytest.mark.anyio
-async def test_beams_are_refused_and_cost_others_nothing(reference: Reference) -> None:
+async def test_gated_delta_nets_are_not_batch_invariant(tmp_path: Path) -> None:
+    reference = Reference(tmp_path, CONFIGS["qwen3_5"]())
+    with pytest.raises(ConfigError, match="sums that depend on how prompts are cut"):
+        async with troupellm.Engine(reference.folder, batch_invariant=True):
+            pass
+
+
+@pytest.mark.anyio
+async def test_beams_are_refused_and_cost_others_nothing(lfm2: Reference) -> None:
     (prompt,) = prompts_of([20])
-    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
+    async with troupellm.Engine(lfm2.folder, num_threads=1) as engine:
         with pytest.raises(InvalidRequest, match="use_beam_search is not there yet for models with states"):
             await generate(engine, prompt, n=2, use_beam_search=True)
-        reference.check(prompt, (await generate(engine, prompt)).token_ids)
+        lfm2.check(prompt, (await generate(engine, prompt)).token_ids)

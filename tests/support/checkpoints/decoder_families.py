@@ -51,6 +51,10 @@ SINKS = {
         "rope_theta": 10000.0,
     },
 }  # fmt: skip
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+}  # fmt: skip
 IMAGES = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
@@ -131,6 +135,10 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "lfm2": lambda: transformers.Lfm2Config(
         **SIZES | {"num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"], block_multiple_of=16
     ),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **EXPERTS, **DELTA, head_dim=32, shared_expert_intermediate_size=48, decoder_sparse_step=2
+    ),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**SIZES | {"num_hidden_layers": 3}, **DELTA, head_dim=32),
     "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
         **SIZES | {"num_hidden_layers": 3},
         layer_types=["conv", "full_attention", "conv"],
