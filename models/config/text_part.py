@@ -49,7 +49,8 @@ MINICPM_V = {
 SAME_TYPES = {
     "glm4v_moe_text": "glm4_moe", "glm4v_text": "glm4", "kimi_k2": "deepseek_v3", "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl_text": "qwen2", "qwen2_vl_text": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
-    "qwen3_vl_moe_text": "qwen3_moe", "qwen3_vl_text": "qwen3",
+    "qwen3_5_moe_text": "qwen3_5_moe", "qwen3_5_text": "qwen3_5", "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
 }  # fmt: skip
 """Types of sections, and of the decoders that they are."""
 _LLAMA: dict[str, Any] = {

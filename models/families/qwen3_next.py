@@ -24,6 +24,8 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     reader = reader.with_defaults(**DEFAULTS)
     if reader.flag("attention_bias", False):
         raise reader.refuse("attention_bias", "must be false")
+    if not reader.flag("attn_output_gate", True):
+        raise reader.refuse("attn_output_gate", "must be true")
     sparse = architecture_of(reader) == NEXT or "Moe" in architecture_of(reader)
     if sparse:
         reader = reader.with_defaults(intermediate_size=5632)
