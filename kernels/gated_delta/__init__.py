@@ -2,7 +2,8 @@
 
     S = exp(g) S;  S = S + beta k (v - k S);  out = q S
 
-Of Yang et al. 2024, "Gated Delta Networks"; several tokens of a row at a time by its section 3.3, the WY form.
+Of Yang et al. 2024, "Gated Delta Networks"; several tokens of a row at a time by its section 3.3, the WY form. Without
+the correction, S = exp(g) S + k v, it is the recurrence of Mamba-2 (Dao and Gu 2024).
 """
 
 import torch
@@ -15,7 +16,7 @@ CHUNK = 64
 
 
 def gated_delta(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, spans: ConvSpans
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, spans: ConvSpans
 ) -> Tensor:
     """Compute some rows' tokens behind their states, and leave the states behind them.
 
@@ -23,7 +24,7 @@ def gated_delta(
         query, key: float32 [tokens, key_heads, key_size]; each serves value_heads / key_heads heads of values.
         value: float32 [tokens, value_heads, value_size].
         decay: float32 [tokens, value_heads], g: logarithms, none above 0.
-        beta: float32 [tokens, value_heads].
+        beta: float32 [tokens, value_heads]; None corrects nothing.
         state: float32 [slots, value_heads, key_size, value_size].
         spans: the rows in the batch.
 
@@ -33,41 +34,45 @@ def gated_delta(
     shared = value.shape[1] // key.shape[1]
     if shared > 1:
         query, key = query.repeat_interleave(shared, 1), key.repeat_interleave(shared, 1)
-    inputs = (query, key, value, decay, beta)
     counts = spans.counts.tolist()
     if max(counts) == 1:
         held = state[spans.slots]
-        out = _step(*inputs, held)
+        out = _step(query, key, value, decay, beta, held)
         state[spans.slots] = held
         return out
     found: list[Tensor] = []
-    parts = zip(*(part.split(counts) for part in inputs), strict=True)
-    for slot, count, row in zip(spans.slots.tolist(), counts, parts, strict=True):
-        begins = range(0, count, CHUNK)
-        found += [_chunk(*[part[begin : begin + CHUNK] for part in row], state[slot]) for begin in begins]
+    row = 0
+    for slot, count in zip(spans.slots.tolist(), counts, strict=True):
+        for begin in range(row, row + count, CHUNK):
+            piece = slice(begin, min(begin + CHUNK, row + count))
+            corrections = None if beta is None else beta[piece]
+            found.append(_chunk(query[piece], key[piece], value[piece], decay[piece], corrections, state[slot]))
+        row += count
     return torch.cat(found)
 
 
-def _step(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, held: Tensor) -> Tensor:
+def _step(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, held: Tensor) -> Tensor:
     """One token of each row. held: [rows, heads, key_size, value_size], their states, changed in place."""
     held *= decay.exp()[:, :, None, None]
-    known = torch.einsum("rhk,rhkv->rhv", key, held)
-    held += key[..., None] * ((value - known) * beta[..., None])[:, :, None]
+    if beta is not None:
+        value = (value - torch.einsum("rhk,rhkv->rhv", key, held)) * beta[..., None]
+    held += key[..., None] * value[:, :, None]
     return torch.einsum("rhk,rhkv->rhv", query, held)
 
 
-def _chunk(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, held: Tensor) -> Tensor:
+def _chunk(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, held: Tensor) -> Tensor:
     """Some tokens of one row. held: [heads, key_size, value_size], its state, changed in place."""
     query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
     since = decay.T.cumsum(1)
     """[heads, tokens], how much has been forgotten of what was there before the chunk."""
     between = (since[:, :, None] - since[:, None]).tril().exp().tril()
-    weighed = key * beta.T[..., None]
-    mixing = torch.eye(key.shape[1]) + (weighed @ key.mT * between).tril(-1)
     kept = since.exp()[..., None]
-    change = torch.linalg.solve_triangular(
-        mixing, value * beta.T[..., None] - (weighed * kept) @ held, upper=False, unitriangular=True
-    )
+    change = value
+    if beta is not None:
+        weighed = key * beta.T[..., None]
+        mixing = torch.eye(key.shape[1]) + (weighed @ key.mT * between).tril(-1)
+        told = value * beta.T[..., None] - (weighed * kept) @ held
+        change = torch.linalg.solve_triangular(mixing, told, upper=False, unitriangular=True)
     out = (query * kept) @ held + (query @ key.mT * between) @ change
     left = (since[:, -1:] - since).exp()[..., None]
     held.mul_(since[:, -1].exp()[:, None, None]).add_((key * left).mT @ change)

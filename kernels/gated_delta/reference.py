@@ -7,7 +7,7 @@ from troupellm.kernels.short_conv.spans import ConvSpans
 
 
 def gated_delta_reference(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, spans: ConvSpans
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, spans: ConvSpans
 ) -> Tensor:
     """As `gated_delta`."""
     shared = value.shape[1] // key.shape[1]
@@ -17,8 +17,9 @@ def gated_delta_reference(
         held = state[slot].clone()
         for token in range(begin, begin + count):
             held *= decay[token].exp()[:, None, None]
-            known = (held * key[token][:, :, None]).sum(1)
-            change = (value[token] - known) * beta[token][:, None]
+            change = value[token]
+            if beta is not None:
+                change = (change - (held * key[token][:, :, None]).sum(1)) * beta[token][:, None]
             held += key[token][:, :, None] * change[:, None]
             out[token] = (held * query[token][:, :, None]).sum(1)
         state[slot] = held

@@ -155,6 +155,33 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
 
 
+class SsdConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers with the mixer `ssd`."""
+
+    heads: int
+    head_size: int
+    groups: int
+    """Of heads, each with the same B and C; the gated norm is over each group, too."""
+    state_size: int
+    taps: int
+    """Positions that one result of the convolution depends on, its own included."""
+    conv_bias: bool = True
+    bias: bool = False
+    """The projections have biases."""
+    least_step: float = 0.0
+    most_step: float = float("inf")
+
+    @property
+    def width(self) -> int:
+        """Of the layer's inner inputs."""
+        return self.heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: inputs, B and C."""
+        return self.width + 2 * self.groups * self.state_size
+
+
 class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: all that layers of a model may differ in."""
 
@@ -248,6 +275,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     mla: MlaConfig | None = None
     short_conv: ShortConvConfig | None = None
     gated_delta: GatedDeltaConfig | None = None
+    ssd: SsdConfig | None = None
     attention_gate: bool = False
     """The attention's result is multiplied by the sigmoid of one more projection."""
     implementation: Literal["troupellm", "transformers"] = "troupellm"

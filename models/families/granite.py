@@ -1,16 +1,17 @@
 """Granite: Llama with factors on embeddings, attention scores, additions to the residual, and logits.
 
-Granite 4 has the architecture of a hybrid; its models whose layers are all attention, without experts, are served.
+Granite 4 is a hybrid of state-space layers and attention, mostly without rotation; its models without experts are
+served.
 """
 
 import msgspec
 
-from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.config.decoder_config import DecoderConfig, SsdConfig
 from troupellm.models.config.hf_config import ConfigReader, architecture_of, decoder_config
 
 HYBRID = "GraniteMoeHybrid"
 ARCHITECTURES = ("GraniteForCausalLM", f"{HYBRID}ForCausalLM")
-ATTENTION = ("attention", "full_attention")
+ATTENTION, STATES = ("attention", "full_attention"), ("mamba", "linear_attention")
 SHARED = ((".mlp.gate_up_proj", ".shared_mlp.input_linear"), (".mlp.down_proj", ".shared_mlp.output_linear"))
 """Names of Granite 4's feed-forward part."""
 
@@ -20,11 +21,14 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     bias = reader.flag("attention_bias", False)
     hybrid = architecture_of(reader).startswith(HYBRID)
     if hybrid:
-        reader = _all_attention(reader)
+        reader = _without_experts(reader)
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, mlp_bias=reader.flag("mlp_bias", False))
     if hybrid:
         turned = plain if reader.is_on("position_embedding_type") else plain.with_layers(rope=None)
         plain = msgspec.structs.replace(turned, gate_up_name="gate_up_proj", renamed=SHARED)
+        mixers = _mixers(reader)
+        if "ssd" in mixers:
+            plain = msgspec.structs.replace(plain, ssd=_ssd(reader)).with_layers(mixer=mixers)
     return msgspec.structs.replace(
         plain,
         embedding_scale=reader.number("embedding_multiplier", 1.0),
@@ -35,15 +39,12 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     )
 
 
-def _all_attention(reader: ConfigReader) -> ConfigReader:
+def _without_experts(reader: ConfigReader) -> ConfigReader:
     """The config with the width of the feed-forward part under its usual key.
 
     Raises:
-        ModelLoadError: there are layers of another kind, or experts.
+        ModelLoadError: there are experts, or another kind of positions.
     """
-    kinds = reader.values.get("layer_types") or reader.values.get("layers_block_type")
-    if not isinstance(kinds, list) or any(kind not in ATTENTION for kind in kinds):
-        raise reader.refuse("layer_types", f"may hold {' and '.join(ATTENTION)} alone: states are not built")
     if reader.integer("num_local_experts", 8, least=0):
         raise reader.refuse("num_local_experts", "must be 0: experts beside a feed-forward part are not built")
     if reader.values.get("position_embedding_type") == "nope":
@@ -51,3 +52,46 @@ def _all_attention(reader: ConfigReader) -> ConfigReader:
     elif reader.is_on("position_embedding_type"):
         reader.choice("position_embedding_type", ("rope",))
     return reader.with_values(intermediate_size=reader.integer("shared_intermediate_size", 1024))
+
+
+def _mixers(reader: ConfigReader) -> tuple[str, ...]:
+    """Per layer, the part that mixes its positions."""
+    num_layers = reader.integer("num_hidden_layers")
+    kinds = reader.values.get("layer_types") or reader.values.get("layers_block_type") or [STATES[0]] * num_layers
+    known = (*ATTENTION, *STATES)
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise reader.refuse("layer_types", f"must be a list of {num_layers} names, each one of {', '.join(known)}")
+    if not any(kind in ATTENTION for kind in kinds):
+        raise reader.refuse("layer_types", f"must name {ATTENTION[0]} at least once")
+    return tuple("attention" if kind in ATTENTION else "ssd" for kind in kinds)
+
+
+def _ssd(reader: ConfigReader) -> SsdConfig:
+    heads, expand = reader.integer("mamba_n_heads", 128), reader.integer("mamba_expand", 2)
+    width = expand * reader.integer("hidden_size")
+    if width % heads:
+        raise reader.refuse("mamba_n_heads", f"must divide {width}, the size of the layer's inner inputs")
+    size = width // heads
+    if reader.values.get("mamba_d_head") not in ("auto", None) and reader.integer("mamba_d_head") != size:
+        raise reader.refuse("mamba_d_head", f"must be {size}")
+    groups = reader.integer("mamba_n_groups", 1)
+    if heads % groups:
+        raise reader.refuse("mamba_n_groups", f"must divide mamba_n_heads ({heads})")
+    limits = reader.values.get("time_step_limit") or (0.0, float("inf"))
+    if (
+        not isinstance(limits, list | tuple)
+        or len(limits) != 2
+        or not all(type(each) in (int, float) for each in limits)
+    ):
+        raise reader.refuse("time_step_limit", "must be two numbers")
+    return SsdConfig(
+        heads=heads,
+        head_size=size,
+        groups=groups,
+        state_size=reader.integer("mamba_d_state", 256),
+        taps=reader.integer("mamba_d_conv", 4, least=2),
+        conv_bias=reader.flag("mamba_conv_bias", True),
+        bias=reader.flag("mamba_proj_bias", False),
+        least_step=float(limits[0]),
+        most_step=float(limits[1]),
+    )

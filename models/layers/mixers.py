@@ -7,6 +7,7 @@ from troupellm.models.layers.gated_attention import GatedAttention
 from troupellm.models.layers.gated_delta import GatedDelta
 from troupellm.models.layers.mla import LatentAttention
 from troupellm.models.layers.short_conv import ShortConv
+from troupellm.models.layers.ssd import Ssd
 
 
 def make_mixer(config: DecoderConfig, layer: int, source: WeightSource) -> SelfAttention:
@@ -18,6 +19,9 @@ def make_mixer(config: DecoderConfig, layer: int, source: WeightSource) -> SelfA
     if config.layers[layer].mixer == "gated_delta":
         assert config.gated_delta is not None
         return GatedDelta(config, config.gated_delta, f"{prefix}.linear_attn", source)
+    if config.layers[layer].mixer == "ssd":
+        assert config.ssd is not None
+        return Ssd(config, config.ssd, f"{prefix}.mamba", source)
     if config.attention_gate:
         return GatedAttention(config, layer, f"{prefix}.self_attn", source)
     if config.mla is not None:

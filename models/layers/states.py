@@ -23,12 +23,15 @@ def state_parts(config: DecoderConfig, layer: int) -> tuple[StatePart, ...]:
     if mixer == "gated_delta" and (delta := config.gated_delta) is not None:
         matrices = (delta.value_heads, delta.key_size, delta.value_size)
         return StatePart((delta.taps - 1, delta.channels)), StatePart(matrices, torch.float32)
+    if mixer == "ssd" and (ssd := config.ssd) is not None:
+        matrices = (ssd.heads, ssd.state_size, ssd.head_size)
+        return StatePart((ssd.taps - 1, ssd.channels)), StatePart(matrices, torch.float32)
     return ()
 
 
 def conv_taps(config: DecoderConfig) -> int:
     """Of the convolutions of all layers that have one; 0 where there is none."""
-    return next((part.taps for part in (config.short_conv, config.gated_delta) if part is not None), 0)
+    return next((part.taps for part in (config.short_conv, config.gated_delta, config.ssd) if part is not None), 0)
 
 
 def has_states(config: DecoderConfig) -> bool:

@@ -21,7 +21,7 @@ def check_states(model: DecoderConfig, config: EngineConfig, *, on_gpu: bool) ->
             f"{name} has states, whose steps drafts cannot take back yet; leave speculative_config out",
             param="speculative_config",
         )
-    if config.worker.batch_invariant and model.gated_delta is not None:
+    if config.worker.batch_invariant and not (model.gated_delta is None and model.ssd is None):
         raise ConfigError(
             f"{name} has sums that depend on how prompts are cut; leave batch_invariant out", param="batch_invariant"
         )

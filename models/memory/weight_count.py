@@ -44,6 +44,8 @@ def _mixer_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, in
     if shape.mixer == "gated_delta" and (delta := model.gated_delta) is not None:
         values = delta.value_heads * delta.value_size
         return [(delta.channels + values, model.hidden_size), (model.hidden_size, values)]
+    if shape.mixer == "ssd" and (ssd := model.ssd) is not None:
+        return [(ssd.width + ssd.channels + ssd.heads, model.hidden_size), (model.hidden_size, ssd.width)]
     return _attention_shapes(model, shape) if model.mla is None else _latent_shapes(model, shape, model.mla)
 
 
@@ -96,6 +98,10 @@ def _mixer_count(model: DecoderConfig, shape: LayerShape) -> int:
         heads, values = delta.value_heads, delta.value_heads * delta.value_size
         products = hidden * (delta.channels + 2 * values + 2 * heads)
         return products + delta.taps * delta.channels + 2 * heads + delta.value_size
+    if shape.mixer == "ssd" and (ssd := model.ssd) is not None:
+        outputs = ssd.width + ssd.channels + ssd.heads
+        products = hidden * (outputs + ssd.width) + (outputs + hidden) * ssd.bias
+        return products + (ssd.taps + ssd.conv_bias) * ssd.channels + 3 * ssd.heads + ssd.width
     attention = _attention_count(model, shape) if model.mla is None else _latent_count(model, shape, model.mla)
     return attention + hidden * (model.out_bias + shape.query_width * model.attention_gate)
 

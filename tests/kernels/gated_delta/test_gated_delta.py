@@ -9,12 +9,13 @@ from troupellm.kernels.gated_delta.reference import gated_delta_reference
 from troupellm.kernels.short_conv.spans import conv_spans
 
 
+@pytest.mark.parametrize("corrects", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_results_and_states_equal_the_reference(case: Case) -> None:
-    *inputs, state, spans = make_inputs(case, "cpu", 1)
-    expected_state = state.clone()
-    expected = gated_delta_reference(*inputs, expected_state, spans)
-    got = gated_delta(*inputs, state, spans)
+def test_results_and_states_equal_the_reference(case: Case, corrects: bool) -> None:
+    *inputs, beta, state, spans = make_inputs(case, "cpu", 1)
+    expected_state, beta = state.clone(), beta if corrects else None
+    expected = gated_delta_reference(*inputs, beta, expected_state, spans)
+    got = gated_delta(*inputs, beta, state, spans)
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
     torch.testing.assert_close(state, expected_state, atol=case.tolerance, rtol=case.tolerance)
 

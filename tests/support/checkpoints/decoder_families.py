@@ -245,6 +245,12 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **{**SIZES, **HYBRID},
         position_embedding_type="rope",
     ),
+    "granite4_hybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **{**SIZES, **HYBRID, "num_hidden_layers": 3, "layer_types": DELTA["layer_types"]},
+        mamba_n_groups=2,
+        mamba_d_state=24,
+        time_step_limit=(0.1, 1.5),
+    ),
     "granite4_without_rotation": lambda: transformers.GraniteMoeHybridConfig(**{**SIZES, **HYBRID}),
     "cohere2": lambda: transformers.Cohere2Config(
         **SIZES | {"num_hidden_layers": 3},
