@@ -28,7 +28,7 @@ class TokenizedTexts(UserDict[str, Any]):
 
 
 class ScriptTokenizer:
-    """What `get_tokenizer` gives. Defaults are those of transformers: `encode` adds special tokens and `decode` shows
+    """The answer of `get_tokenizer`. Defaults are those of transformers: `encode` adds special tokens and `decode` shows
     them. Token ids are lists of integers; tensors and padding are left to the caller. Thread-safe.
 
     Attributes:

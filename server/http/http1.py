@@ -181,7 +181,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
 
     async def _end(self, status: int) -> None:
         """The peer's bytes are no HTTP: the handler of its request learns that the peer is gone, and writes no more.
-        What comes behind an answer is read and dropped, for the reason that `_maybe_recycle` has."""
+        Bytes behind an answer are read and dropped, for the reason that `_maybe_recycle` has."""
         unanswered = self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}
         await self._close_stream()
         if unanswered:

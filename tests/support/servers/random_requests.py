@@ -31,10 +31,11 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 """For every field, beside those that the rows of the fault table have for it."""
 ODD_NAMES = ("nobody", "x" * 600, "%00", "%ff", "%2e%2e", "a%2Fb", "%F0%9F%A6%8A", "conv_x", "resp_x", "file-x", "tiny")
+MANY_FIELDS = "&".join(f"a{number}=1" for number in range(99))
 QUERIES = (
     "limit=2", "limit=0", "limit=x", "order=asc", "order=up", "after=nobody", "before_id=x", "after_id=%ff",
     "stream=true", "stream=2", "starting_after=1", "starting_after=-1", "purpose=batch", "level=1", "level=9",
-    "mode=wait", "tags=weights", "a=1&a=1", "%00=%00", "&".join(f"a{number}=1" for number in range(99)),
+    "mode=wait", "tags=weights", "a=1&a=1", "%00=%00", MANY_FIELDS,
 )  # fmt: skip
 REFUSED_QUERIES = ("nobody=1", "level=x&mode=x&after=x&folder=..%2fx&nobody=1", "%ff=1&nobody=1")
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
