@@ -28,8 +28,10 @@ class TokenizedTexts(UserDict[str, Any]):
 
 
 class ScriptTokenizer:
-    """The answer of `get_tokenizer`. Defaults are those of transformers: `encode` adds special tokens and `decode` shows
-    them. Token ids are lists of integers; tensors and padding are left to the caller. Thread-safe.
+    """The answer of `get_tokenizer`. Thread-safe.
+
+    Defaults are those of transformers: `encode` adds special tokens and `decode` shows them. Token ids are lists of
+    integers; tensors and padding are left to the caller.
 
     Attributes:
         vocab_size: tokens without those that were added to the vocabulary; `len` counts all.
@@ -130,9 +132,9 @@ class ScriptTokenizer:
     def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
 
     @overload
-    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]: ...
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]: ...
 
-    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
         """Ids of tokens as the vocabulary spells them; an unknown one has `unk_token_id`."""
         if isinstance(tokens, str):
             return self._vocabulary.get(tokens, self.unk_token_id)
