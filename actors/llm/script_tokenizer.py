@@ -36,9 +36,9 @@ class ScriptTokenizer:
     Attributes:
         vocab_size: tokens without those that were added to the vocabulary; `len` counts all.
         model_max_length: tokens of the longest sequence that the engine takes.
-        chat_template: the template's text; None without one.
+        chat_template: the template's text, None without one; another one may be assigned.
         bos_token, eos_token, unk_token, pad_token: texts of special tokens, and as `..._id` their ids; None where the
-            model names none.
+            model names none. Others may be assigned.
     """
 
     is_fast = True
@@ -52,12 +52,10 @@ class ScriptTokenizer:
         self.vocab_size = tokenizer.base_size
         self.model_max_length = max_model_len
         self.chat_template = template.sources.get("default")
-        named = template.special_tokens
-        self.bos_token, self.bos_token_id = self._special(named.get("bos_token"), tokenizer.bos_token_id)
-        own_end = min(tokenizer.eos_token_ids, default=None)
-        self.eos_token, self.eos_token_id = self._special(named.get("eos_token"), own_end)
-        self.unk_token, self.unk_token_id = self._special(named.get("unk_token"), None)
-        self.pad_token, self.pad_token_id = self._special(named.get("pad_token"), None)
+        self.bos_token = self._special("bos_token", tokenizer.bos_token_id)
+        self.eos_token = self._special("eos_token", min(tokenizer.eos_token_ids, default=None))
+        self.unk_token = self._special("unk_token", None)
+        self.pad_token = self._special("pad_token", None)
 
     @classmethod
     def of(cls, engine: Engine) -> Self:
@@ -66,6 +64,22 @@ class ScriptTokenizer:
 
     def __len__(self) -> int:
         return len(self._vocabulary)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id_of(self.eos_token)
+
+    @property
+    def unk_token_id(self) -> int | None:
+        return self._id_of(self.unk_token)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._id_of(self.pad_token)
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -169,7 +183,7 @@ class ScriptTokenizer:
 
         Args:
             tools: JSON descriptions; functions are not described for their caller.
-            chat_template: text of a template to use instead of the model's.
+            chat_template: text of a template to use instead of the attribute of this name.
             tokenize: give lists of token ids, else texts.
             return_dict: give token ids as `TokenizedTexts`.
             variables: of the template.
@@ -181,6 +195,8 @@ class ScriptTokenizer:
             raise InvalidRequest("tools must be JSON descriptions of functions, each a mapping", param="tools")
         single = not conversation or isinstance(conversation[0], Mapping)
         many: Sequence[Any] = [conversation] if single else conversation
+        if chat_template is None and self.chat_template != self._template.sources.get("default"):
+            chat_template = self.chat_template
         check_template_kwargs(variables)  # before one of them can collide with an argument below
         texts = [
             self._template.patient.render(
@@ -200,8 +216,12 @@ class ScriptTokenizer:
         tokenized = self(found, add_special_tokens=False)
         return tokenized if return_dict else tokenized.input_ids
 
-    def _special(self, text: str | None, token_id: int | None) -> tuple[str | None, int | None]:
-        """A special token and its id, of the one that is known."""
-        if text is not None and text in self._vocabulary:
-            return text, self._vocabulary[text]
-        return (None, None) if token_id is None else (self._texts.get(token_id), token_id)
+    def _special(self, name: str, token_id: int | None) -> str | None:
+        """The text of a special token, by its name or else by its id."""
+        text = self._template.special_tokens.get(name)
+        if text in self._vocabulary:
+            return text
+        return None if token_id is None else self._texts.get(token_id)
+
+    def _id_of(self, text: str | None) -> int | None:
+        return None if text is None else self._vocabulary.get(text)

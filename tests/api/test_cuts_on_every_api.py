@@ -5,6 +5,9 @@ The parsers' own tables (`tests/models/chat_parsers/`) have every case; here are
 
 import json
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +15,9 @@ import msgspec
 import pytest
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.models.chat_parsers.catalog import REASONING_PARSERS
 from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.chat.written_formats import FORMATS
 from troupellm.tests.support.checkpoints.tiny_model import CHAT_TEMPLATE
 from troupellm.tests.support.servers.serving import events_of, running_server
 from troupellm.tests.support.workers.echo_worker import EchoWorker, write_echo_model
@@ -96,7 +101,8 @@ KINDS = {
     "an unknown call": Kind(text='<tool_call>{"name": "unknown"}</tool_call>', calls=(("unknown", {}),)),
     "text only": Kind(text="Just text, é 🎉.", content="Just text, é 🎉."),
 }
-QUICK = ("a stop string in thoughts, arguments and content", "a forced call in the form of its family")
+QUICK = ("a stop string in thoughts, arguments and content",)
+FAMILIES = {f"{row.parser}-{place}": row for place, row in enumerate(FORMATS) if not row.suffix}
 FUNCTIONS = [tool["function"] for tool in TOOLS]
 
 
@@ -238,8 +244,36 @@ PARAMS = [pytest.param(name, id=name, marks=() if name in QUICK else pytest.mark
 @pytest.mark.parametrize("name", PARAMS)
 async def test_every_cut_of_an_answer_says_the_same_on_every_api(tmp_path, name):
     kind = KINDS[name]
-    folder = write_echo_model(tmp_path / "echo", template=kind.template)
-    tool_parser, reasoning_parser = kind.parsers
+    async with echo(tmp_path / "echo", kind.parsers, kind.template) as client:
+        for path in APIS:
+            whole = await check(client, path, kind, 3 if name in QUICK else 25)
+            assert (whole.content.strip(), whole.reasoning.strip()) == (kind.content, kind.reasoning), path
+            assert [name for name, _ in whole.calls] == [name for name, _ in kind.calls]
+            if kind.reason == "stop":
+                assert whole.calls == kind.calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_every_family_says_the_same_in_every_cut_on_every_api(tmp_path, name):
+    """What is content and what is thought depends on the family's own template, which is not served here."""
+    row = FAMILIES[name]
+    reasoning = row.reasoning or row.parser
+    begin, end = row.thinks
+    text = f"{begin}Let me look.{end}{row.wraps[0]}Looking now.{row.wraps[1]}{row.calls([PARIS, SENT])}"
+    kind = Kind(text=text, reasoning="Let me look.")
+    parsers = (row.parser, reasoning if reasoning in REASONING_PARSERS else "qwen3")
+    async with echo(tmp_path / "echo", parsers, None) as client:
+        answers = [await check(client, path, kind, 3) for path in APIS]
+    for answer in answers:
+        assert answer.calls == (PARIS, SENT)
+        assert (answer.content, answer.reasoning) == (answers[0].content, answers[0].reasoning)
+
+
+@asynccontextmanager
+async def echo(folder: Path, parsers: tuple[str, str], template: str | None) -> AsyncIterator[httpx.AsyncClient]:
+    write_echo_model(folder, template=template)
+    tool_parser, reasoning_parser = parsers
     async with (
         Engine(
             str(folder),
@@ -253,22 +287,19 @@ async def test_every_cut_of_an_answer_says_the_same_on_every_api(tmp_path, name)
         running_server(engine) as served,
         served.client() as client,
     ):
-        for path in APIS:
-            await check(client, path, kind, 3 if name in QUICK else 25)
+        yield client
 
 
-async def check(client: httpx.AsyncClient, path: str, kind: Kind, number: int) -> None:
+async def check(client: httpx.AsyncClient, path: str, kind: Kind, number: int) -> Answer:
+    """The whole answer, which streams say in every cut too."""
     make, read, read_stream = APIS[path]
     body = {"model": "echo", "temperature": 0} | make(kind)
     answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    whole = read(answer.json())
-    assert (whole.content.strip(), whole.reasoning.strip()) == (kind.content, kind.reasoning), answer.text
-    assert [name for name, _ in whole.calls] == [name for name, _ in kind.calls]
-    if kind.reason == "stop":
-        assert whole.calls == kind.calls
+    whole: Answer = read(answer.json())
     source = random.Random(len(kind.text))
     for interval in (1, *(source.randrange(2, 40) for _ in range(number))):
         streamed = await client.post(path, json=body | {"stream": True, "stream_interval": interval})
         assert streamed.status_code == 200, streamed.text
         assert read_stream(streamed.text) == whole, (path, interval)
+    return whole

@@ -63,14 +63,28 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write, settings = FOLDERS[request.param]
     folder = write(tmp_path_factory.mktemp("tokenizer"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
-    ours = ScriptTokenizer(Tokenizer.load(folder), ChatTemplate.load(folder, None), 100)
-    return AutoTokenizer.from_pretrained(str(folder)), ours
+    return AutoTokenizer.from_pretrained(str(folder)), script_tokenizer(folder)
+
+
+def script_tokenizer(folder: Path) -> ScriptTokenizer:
+    return ScriptTokenizer(Tokenizer.load(folder), ChatTemplate.load(folder, None), 100)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_answers_as_that_of_transformers(pair: tuple[Any, ScriptTokenizer], name: str) -> None:
     theirs, ours = pair
     assert CALLS[name](ours) == CALLS[name](theirs)
+
+
+def test_a_script_may_assign_a_template_and_special_tokens(tmp_path: Path) -> None:
+    folder = text_models.byte_level(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
+    found = []
+    for given in (AutoTokenizer.from_pretrained(str(folder)), script_tokenizer(folder)):
+        given.pad_token = given.eos_token
+        given.chat_template = "{{ messages[0].content }}{{ eos_token }}"
+        found.append((given.pad_token_id, given.apply_chat_template(CHAT, tokenize=False)))
+    assert found[0] == found[1] == (0, "the fox<|end|>")
 
 
 def test_a_text_may_be_cut_to_the_context(pair: tuple[Any, ScriptTokenizer]) -> None:
