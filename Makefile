@@ -70,9 +70,9 @@ test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar
 asan: $(VENV)/.tested
 	$(BIN)/python tests/support/kernels/sanitized.py $(ARGS)
 
-# 30,000 requests with pairs of odd and wrong values, on every route that generates or renders.
+# 30,000 requests with odd and wrong values, names and queries, on every route of the server.
 matrix: $(VENV)/.tested
-	TROUPE_MATRIX=30000 $(BIN)/python -m pytest -q -s tests/faults/test_B_matrix.py -k pairs_of_values $(ARGS)
+	TROUPE_MATRIX=30000 $(BIN)/python -m pytest -q -s tests/faults/test_B_pairs.py -k many_requests $(ARGS)
 
 # A flake is a bug: the first failure ends it.
 repeat: $(VENV)/.tested

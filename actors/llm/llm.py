@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, Unpack
 
@@ -22,8 +23,8 @@ from troupellm.actors.llm.outputs import (
 )
 from troupellm.actors.llm.pooling import AnswerT, OfflinePooling
 from troupellm.actors.llm.progress_bar import Bar
+from troupellm.actors.llm.script_tokenizer import ScriptTokenizer
 from troupellm.actors.metrics.metric_reader import Metric, read_metrics
-from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
 from troupellm.protocol.messages.input import ChatPrompt, EmbedsPrompt, TextPrompt, TokensPrompt
 from troupellm.protocol.messages.sleep import PauseMode, ProfileReport, SleepReport, WakeTag
@@ -140,10 +141,11 @@ class LLM(OfflinePooling):
         sampling = beam_sampling(params, self.engine.limits)
         adapters = self._adapters(lora_request, len(_as_list(prompts)))
         outputs = self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling, use_tqdm, adapters)
-        return [beam_output(output, self.get_tokenizer()) for output in outputs]
+        return [beam_output(output, self.engine.tokenizer) for output in outputs]
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self.engine.tokenizer
+    def get_tokenizer(self) -> ScriptTokenizer:
+        """The model's tokenizer and chat template with the names of transformers."""
+        return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         return self.engine.sampling()
@@ -206,6 +208,10 @@ class LLM(OfflinePooling):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @cached_property
+    def _tokenizer(self) -> ScriptTokenizer:
+        return ScriptTokenizer.of(self.engine)
 
     def _with_priorities(
         self, params: Sequence[SamplingParams | None], priority: Sequence[int]

@@ -2,7 +2,8 @@
 
 schemas: many clients send large new schemas at once. A running stream must go on, and a small new schema of another key
 must be answered. lists: one key sends lists of many prompts. chats: one key sends many short chats. bodies: one key
-sends more bytes at once than the server has room for. Each client must get its answer.
+sends more bytes at once than the server has room for. Each client must get its answer, and the server's memory must
+not grow with their number.
 """
 
 import argparse
@@ -11,13 +12,14 @@ import random
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from troupellm.load_tests.random_model import Shape, write_model_of_texts
+from troupellm.load_tests.traffic.held import own_mebibytes
 from troupellm.load_tests.traffic.hostile import Traffic, key_file, percentile_95, response_format, schema
-from troupellm.load_tests.traffic.own_server import own_server
+from troupellm.load_tests.traffic.own_server import OwnServer, own_server
 
 GAP_BAR = 3.0
 """Times the longest gap beside as many plain requests."""
@@ -27,6 +29,13 @@ LIST_BAR = 2.5
 """Times the p95 of first tokens beside one request with as many sequences."""
 BODY_BAR = 60.0
 """Seconds to the last answer: bodies wait for room during the server's body timeout."""
+MEMORY_BAR = 200.0
+"""MiB by which the server's process may grow while bodies come ..."""
+KEPT_BAR = 50.0
+"""... and that may be left of it after `REST_SECONDS`."""
+REST_SECONDS = 10.0
+SAMPLE_SECONDS = 0.02
+"""Between two looks at the memory of the server's process."""
 ANSWER_TOKENS = 16
 SMALL_AFTER = 0.3
 """Seconds after the large schemas."""
@@ -46,24 +55,25 @@ SHAPE = Shape(
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured wait beside a flood, in seconds."""
+    """A wait beside a flood in seconds, or memory in MiB."""
 
     flood: str
-    wait: str
-    seconds: float
+    measured: str
+    value: float
     bar: float
+    unit: Literal["s", "MiB"] = "s"
     beside_plain: float | None = None
-    """The same wait beside plain requests, from which the bar follows."""
+    """The same beside plain requests, from which the bar follows."""
     failed: str = ""
     """The first error of the flood, or of the waiting request."""
 
     @property
     def kept(self) -> bool:
-        return not self.failed and self.seconds <= self.bar
+        return not self.failed and self.value <= self.bar
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when a wait is over its bar, a request failed, or the worker was replaced.
+    """1 when a figure is over its bar, a request failed, or the worker was replaced.
 
     Raises:
         RuntimeError: the server did not start or stop as it should, or the watched stream failed.
@@ -93,7 +103,7 @@ async def _measure(args: argparse.Namespace) -> list[Figure]:
             if "chats" in args.parts:
                 figures += await _chats(traffic, args.rounds)
             if "bodies" in args.parts:
-                figures.append(await _bodies(traffic, args.bodies, args.body_bytes))
+                figures += await _bodies(traffic, server, args.bodies, args.body_bytes)
             if server.workers()[:1] != before:
                 raise RuntimeError("the worker was replaced:\n" + "\n".join(server.log))
             await server.end()
@@ -123,12 +133,17 @@ async def _schemas(traffic: Traffic, clients: int, num_bytes: int) -> list[Figur
     failed = next((record.error for record in large if record.error), "")
     return [
         Figure(
-            flood=flood, wait="gap of a stream", seconds=guided, bar=GAP_BAR * plain, beside_plain=plain, failed=failed
+            flood=flood,
+            measured="gap of a stream",
+            value=guided,
+            bar=GAP_BAR * plain,
+            beside_plain=plain,
+            failed=failed,
         ),
         Figure(
             flood=flood,
-            wait="small schema of another key",
-            seconds=small.ended - small.sent,
+            measured="small schema of another key",
+            value=small.ended - small.sent,
             bar=SMALL_BAR,
             failed=small.error,
         ),
@@ -147,8 +162,8 @@ async def _lists(traffic: Traffic, prompts: int, rounds: int) -> list[Figure]:
         figures.append(
             Figure(
                 flood=f"lists of {prompts} {kind}",
-                wait="first token of another key",
-                seconds=seconds,
+                measured="first token of another key",
+                value=seconds,
                 bar=LIST_BAR * siblings,
                 beside_plain=siblings,
             )
@@ -199,8 +214,8 @@ async def _chats(traffic: Traffic, rounds: int) -> list[Figure]:
     return [
         Figure(
             flood=f"{CHATS} short chats",
-            wait="chat of another key",
-            seconds=percentile_95(record.ended - record.sent for record in beside),
+            measured="chat of another key",
+            value=percentile_95(record.ended - record.sent for record in beside),
             bar=1.0,
             beside_plain=percentile_95(record.ended - record.sent for record in alone),
             failed=failed,
@@ -208,28 +223,42 @@ async def _chats(traffic: Traffic, rounds: int) -> list[Figure]:
     ]
 
 
-async def _bodies(traffic: Traffic, clients: int, num_bytes: int) -> Figure:
+async def _bodies(traffic: Traffic, server: OwnServer, clients: int, num_bytes: int) -> list[Figure]:
     request = traffic.large_request("loud", num_bytes)
+    before, peak = own_mebibytes(server), 0.0
+
+    async def watch() -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, own_mebibytes(server))
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    watching = asyncio.create_task(watch())
     begin = time.perf_counter()
     statuses = await asyncio.gather(*[traffic.send_then_read(request) for _ in range(clients)])
+    seconds = time.perf_counter() - begin
+    watching.cancel()
+    await asyncio.sleep(REST_SECONDS)
     lost = statuses.count(0)
-    return Figure(
-        flood=f"{clients} bodies of {num_bytes / 2**20:.3g} MiB",
-        wait="last answer",
-        seconds=time.perf_counter() - begin,
-        bar=BODY_BAR,
-        failed=f"{lost} clients lost their answer" if lost else "",
-    )
+    flood = f"{clients} bodies of {num_bytes / 2**20:.3g} MiB"
+    failed = f"{lost} clients lost their answer" if lost else ""
+    kept = own_mebibytes(server) - before
+    return [
+        Figure(flood=flood, measured="last answer", value=seconds, bar=BODY_BAR, failed=failed),
+        Figure(flood=flood, measured="growth of the server", value=peak - before, bar=MEMORY_BAR, unit="MiB"),
+        Figure(flood=flood, measured="growth that is left", value=kept, bar=KEPT_BAR, unit="MiB"),
+    ]
 
 
 def table(figures: list[Figure]) -> str:
-    """One line per wait; times in milliseconds."""
-    lines = [f"{'flood':<28} {'wait':<28} {'ms':>8} {'plain':>8} {'bar':>8}"]
+    """One line per figure; times in milliseconds."""
+    lines = [f"{'flood':<28} {'measured':<28} {'ms, MiB':>8} {'plain':>8} {'bar':>8}"]
     for figure in figures:
-        plain = "" if figure.beside_plain is None else f"{1000 * figure.beside_plain:.0f}"
+        scale = 1000 if figure.unit == "s" else 1
+        plain = "" if figure.beside_plain is None else f"{scale * figure.beside_plain:.0f}"
         verdict = "" if figure.kept else f"  over{': ' + figure.failed if figure.failed else ''}"
         lines.append(
-            f"{figure.flood:<28} {figure.wait:<28} {1000 * figure.seconds:>8.0f} {plain:>8} "
-            f"{1000 * figure.bar:>8.0f}{verdict}"
+            f"{figure.flood:<28} {figure.measured:<28} {scale * figure.value:>8.0f} {plain:>8} "
+            f"{scale * figure.bar:>8.0f}{verdict}"
         )
     return "\n".join(lines)

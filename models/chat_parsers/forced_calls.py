@@ -9,7 +9,7 @@ import msgspec
 
 from troupellm.models.chat_parsers.forced_arguments import MOST_TAGS, number_of_tags, own_arguments
 from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, ChatSyntax, OwnCall, Written
-from troupellm.models.structured_outputs.schema_normalise import without_unique_items
+from troupellm.models.structured_outputs.schema_normalise import CONSTRAINING, without_unique_items
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.params.tools import Tool, ToolUse
@@ -19,6 +19,7 @@ ReasoningPairs = Sequence[tuple[str, str]]
 """Marks that open reasoning, each with the one that ends them."""
 _SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
 """Characters that must be escaped in a regular expression."""
+_DECLARING: Final = frozenset({"type", "properties", "required", "additionalProperties"})
 _NUMBER: Final = "[0-9]{1,4}"
 _NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 
@@ -255,7 +256,7 @@ def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool,
         strict: all of the schema is to hold; else `uniqueItems`, which no grammar can hold, is left to the model.
     """
     name = _name(tool)
-    schema = {"type": "object"} if free else tool["function"]["parameters"]
+    schema = {"type": "object"} if free else _closed(tool["function"]["parameters"])
     if not strict:
         schema = without_unique_items(schema)
     schema = {"type": "object", **schema}
@@ -267,6 +268,13 @@ def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool,
         elements = [number, {"type": "const_string", "value": tail}, content]
         return {"type": "tag", "begin": f"{head}functions.{name}:", "content": _sequence(elements), "end": after}
     return {"type": "tag", "begin": before, "content": content, "end": after}
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function that declares no arguments admits none, unless it says which may come."""
+    if schema.get("properties") != {} or (schema.keys() & CONSTRAINING) - _DECLARING:
+        return schema
+    return {"additionalProperties": False, **schema}
 
 
 def _around(template: str, syntax: CallSyntax | None, name: str) -> tuple[str, str]:

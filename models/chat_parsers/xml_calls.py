@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from troupellm.models.chat_parsers.json_until_marker import json_until
 from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.syntax import Element, Hole, Maybe, Word, elements
 from troupellm.models.chat_parsers.text_stream import NotACall, Reading, Source, beyond, comes, literal, peek, spaces
@@ -51,7 +52,7 @@ class TaggedParameter:
         self.entities = entities
         self.on_lines = "\n{value}\n" in template
         """Line breaks around a value are not part of it."""
-        self._hidden = hidden
+        self.hidden = hidden
         self._closes: dict[str, Marks] = {}
 
     def ends_of(self, index: int) -> Marks:
@@ -75,7 +76,7 @@ class TaggedParameter:
         found = self._closes.get(ending)
         if found is None:
             following = {mark for mark in (self.opens, ending) if mark}
-            sure = {self.close, *self._hidden, *(mark for mark in following if mark.startswith("<|"))}
+            sure = {self.close, *self.hidden, *(mark for mark in following if mark.startswith("<|"))}
             marks = sure | {f"\n{mark}" for mark in following if all(known not in mark for known in sure)}
             marks = {mark for mark in marks if not any(mark != other and mark in other for other in marks)}
             found = self._closes[ending] = Marks(marks | {self.close})
@@ -192,8 +193,12 @@ def _parameter(
     if again:
         mark = yield from raw_until(source, closes, lambda text: None)
     else:
-        value = _Value(source, _types(offered_tools.types(name, key), holes["type"]), on_lines=parameter.on_lines)
-        mark = yield from raw_until(source, closes, value.add)
+        types = _types(offered_tools.types(name, key), holes["type"])
+        value = _Value(source, types, on_lines=parameter.on_lines)
+        if types & {"object", "array"} and "string" not in types:
+            mark = yield from json_until(source, closes, parameter.hidden, value.add, _LONGEST_VALUE)
+        else:
+            mark = yield from raw_until(source, closes, value.add)
         value.end(whole=bool(mark))
     if wrapped and mark:
         yield from spaces(source)

@@ -54,6 +54,7 @@ class Tokenizer:
 
     Attributes:
         size: one more than the highest token id.
+        base_size: number of tokens without those that were added to the vocabulary.
         form: how the decoder joins tokens.
         special_token_ids: left out of a text by `skip_special_tokens`.
         byte_token_ids: tokens that stand for one raw byte; only in the byte fallback form.
@@ -82,6 +83,7 @@ class Tokenizer:
         self.size: int = max(vocabulary.values(), default=-1) + 1
         if self.size > MOST_TOKENS:
             raise ModelLoadError(f"tokenizer.json: a token has the id {self.size - 1}, beyond {MOST_TOKENS}")
+        self.base_size: int = backend.get_vocab_size(with_added_tokens=False)
         check_added(read.added_tokens, vocabulary)
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = None if bos is None else vocabulary.get(bos)

@@ -132,10 +132,11 @@ def add_tokens(backend: Backend, files: TokenFiles) -> frozenset[str]:
     Raises:
         ModelLoadError: a token would get another id than `added_tokens_decoder` or added_tokens.json gives it.
     """
-    before: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     added = tokens_to_add(files, backend.get_added_tokens_decoder())
-    backend.add_tokens([token for token in added if token.content])
     numbered = files.by_number()
+    texts = {token.content for token in (*added, *numbered.values())}
+    before = {text for text in texts if backend.token_to_id(text) is not None}  # the whole vocabulary takes long
+    backend.add_tokens([token for token in added if token.content])
     for number, token in numbered.items():
         place = backend.token_to_id(token.content)
         if token.content not in before and place is not None and place != number:

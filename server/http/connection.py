@@ -22,7 +22,7 @@ INBOX = 2
 """Of 64 KiB at most: chunks of a body that wait for the app; then the connection is not read."""
 
 LINGER_SECONDS = 30.0
-"""Seconds for the rest of a body whose request is answered; fewer where idle connections are kept for fewer."""
+"""Seconds for the rest of a request that is answered; fewer where idle connections are kept for fewer."""
 
 
 class Connection(TCPServer):  # type: ignore[misc]
@@ -97,7 +97,7 @@ class Connection(TCPServer):  # type: ignore[misc]
         await super().protocol_send(event)
 
     async def _linger(self, *, last: bool) -> None:
-        """The rest of a body is read for a while. A connection that lingers is closed for a new one, as an idle one."""
+        """The rest of a request is read for a while. A connection that lingers is closed for a new one, as if idle."""
         if last and self.writer.can_write_eof() and not self.writer.is_closing():
             self.writer.write_eof()
         if self.on_idle is not None:

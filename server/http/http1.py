@@ -24,7 +24,7 @@ LEAST_CHUNK = 32
 """Bytes that more chunks than that must have on average: each costs as much as a kilobyte."""
 
 MOST_DROPPED = 64 * 2**20
-"""Bytes of a body that are read and dropped after its answer. A client that sends more of it loses the connection."""
+"""Bytes of a request that are read and dropped after its answer. A client that sends more loses the connection."""
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -34,7 +34,7 @@ _VERSIONS = (b"1.0", b"1.1")
 
 @dataclass(frozen=True)
 class AnsweredEarly(Event):  # type: ignore[misc]
-    """A request is answered, and its body still comes."""
+    """A request is answered, and the rest of it still comes."""
 
     last: bool
     """The answer said that the connection ends with it."""
@@ -56,12 +56,15 @@ class Http1(H11Protocol):  # type: ignore[misc]
         self._closed = False
         """The client has left, as reading or writing has shown."""
         self._dropped: int | None = None
-        """Bytes of a body that came after its answer; None unless such a body comes now."""
+        """Bytes of a request that came after its answer; None unless such bytes come now."""
 
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
             self._closed = True
             await self.can_read.set()  # a further request that is held back has no answer left to wait for
+        elif self._dropped is not None and self.connection.their_state is h11.ERROR:
+            await self._count_dropped(len(event.data))  # h11 takes no more bytes
+            return
         await super().handle(event)
 
     @property
@@ -149,16 +152,20 @@ class Http1(H11Protocol):  # type: ignore[misc]
 
     async def _drop(self, event: Any) -> bool:
         """Take an event of the body that is dropped. False where reading has nothing to go on with."""
-        if isinstance(event, h11.Data) and self._dropped is not None:
-            self._dropped += len(event.data)
-            if self._dropped > MOST_DROPPED:
-                await self.send(Closed())
-            return self._dropped <= MOST_DROPPED
+        if isinstance(event, h11.Data):
+            return await self._count_dropped(len(event.data))
         if not isinstance(event, h11.EndOfMessage):
             return False
         self._dropped = None
         await super()._maybe_recycle()
         return self.connection.our_state is h11.IDLE
+
+    async def _count_dropped(self, size: int) -> bool:
+        """Whether the connection stays open for more."""
+        self._dropped = (self._dropped or 0) + size
+        if self._dropped > MOST_DROPPED:
+            await self.send(Closed())
+        return self._dropped <= MOST_DROPPED
 
     async def _send_h11_event(self, event: Any) -> None:
         """hypercorn's, with the reason phrase that proxies and people read in a status line."""
@@ -173,12 +180,17 @@ class Http1(H11Protocol):  # type: ignore[misc]
             raise h11.RemoteProtocolError("a body in tiny chunks")
 
     async def _end(self, status: int) -> None:
-        """The peer's bytes are no HTTP: the handler of its request learns that the peer is gone, and writes no more."""
-        state = self.connection.our_state
+        """The peer's bytes are no HTTP: the handler of its request learns that the peer is gone, and writes no more.
+        Bytes behind an answer are read and dropped, for the reason that `_maybe_recycle` has."""
+        unanswered = self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}
         await self._close_stream()
-        if state in {h11.IDLE, h11.SEND_RESPONSE}:
+        if unanswered:
             await self._refuse(bad_request_head(status))
-        await self.send(Closed())
+        if self._closed or self.context.terminated.is_set() or not (unanswered or self._dropped is not None):
+            await self.send(Closed())
+            return
+        self._dropped = self._dropped or 0
+        await self.send(AnsweredEarly(last=True))
 
     async def _refuse(self, error: HttpError) -> None:
         shown = answer(error)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from troupellm.actors.admission.prompts import PromptLike
 from troupellm.actors.llm.outputs import RequestOutput
 from troupellm.actors.llm.pooling_outputs import PoolingRequestOutput
-from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.actors.llm.script_tokenizer import ScriptTokenizer
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.params.pooling import PoolingParams
 from troupellm.protocol.params.sampling import SamplingParams
@@ -71,8 +71,9 @@ class AsyncLLMEngine(ThreadedEngine):
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         await self._there(self._requests.abort, names)
 
-    async def get_tokenizer(self, *_: object) -> Tokenizer:
-        return self.engine.tokenizer
+    async def get_tokenizer(self, *_: object) -> ScriptTokenizer:
+        """The model's tokenizer and chat template with the names of transformers."""
+        return self._tokenizer
 
     async def reset_prefix_cache(self, *_: object, **__: object) -> bool:
         """Forget the keys and values of all prompts and answers so far."""

@@ -3,12 +3,14 @@
 import weakref
 from collections.abc import Awaitable, Callable
 from copy import copy
+from functools import cached_property
 from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.engine.engine_thread import EngineThread
+from troupellm.actors.llm.script_tokenizer import ScriptTokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.params.pooling import PoolingParams
@@ -78,6 +80,10 @@ class ThreadedEngine:
         except BaseException:
             future.cancel()
             raise
+
+    @cached_property
+    def _tokenizer(self) -> ScriptTokenizer:
+        return ScriptTokenizer.of(self.engine)
 
     @property
     def _running(self) -> EngineThread:

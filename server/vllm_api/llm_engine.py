@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from troupellm.actors.admission.prompts import PromptLike
-from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.actors.llm.script_tokenizer import ScriptTokenizer
 from troupellm.protocol.params.pooling import PoolingParams
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.server.vllm_api.engine_base import ThreadedEngine, settled
@@ -53,8 +53,9 @@ class LLMEngine(ThreadedEngine):
         """Whether a request has outputs to come."""
         return self.get_num_unfinished_requests() > 0
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self.engine.tokenizer
+    def get_tokenizer(self) -> ScriptTokenizer:
+        """The model's tokenizer and chat template with the names of transformers."""
+        return self._tokenizer
 
     def reset_prefix_cache(self, *_: object, **__: object) -> bool:
         """Forget the keys and values of all prompts and answers so far."""

@@ -5,17 +5,14 @@ where a right request of a route is not declared. All of it is slow; `make test`
 """
 
 import json
-import os
 import random
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import msgspec
 import pytest
@@ -100,10 +97,6 @@ OPENAI = {"message", "type", "param", "code"}
 OWN_ERRORS = {"openai": OPENAI, "responses": OPENAI, "anthropic": {"type", "message"}}
 HERE = str(Path(__file__).resolve().parents[2])
 LEAKS = re.compile(rf"Traceback|File \"|{re.escape(HERE)}|site-packages|object at 0x|msgspec\.|troupellm\.")
-MATRIX = tuple(path for path in RIGHT if re.match("/v1/(chat|completions|responses|messages|conversations)", path))
-"""Routes that generate, render or count, and those of what they keep."""
-PAIRS = int(os.environ.get("TROUPE_MATRIX", "3000"))
-WORKERS = 8
 SAMPLE = {False: 8, True: 3}
 """Of each route, by whether it is odd only."""
 SENT = {"content-type": "application/json", "authorization": "Bearer boss"}
@@ -198,52 +191,6 @@ def sample(*paths: str) -> list[Attack]:
             given = [attack for attack in every if attack[0] == path and (attack[3] == "odd") == odd]
             chosen += random.Random(path).sample(given, min(number, len(given)))
     return chosen
-
-
-def pairs(number: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """So many requests with two attacked fields each, one route after the other; half of them are odd and not wrong."""
-    source = random.Random(number)
-    every = [attack for row in ROWS for attack in attacks(row) if len(str(attack[2])) < 10_000]
-    given = {path: [attack for attack in every if attack[0] == path] for path in MATRIX}
-    odd = {path: [attack for attack in given[path] if attack[3] == "odd"] for path in MATRIX}
-    for place in range(number):
-        path = MATRIX[place % len(MATRIX)]
-        (_, one, value, _, stream), (_, other, second, _, _) = source.sample((given, odd)[source.randrange(2)][path], 2)
-        yield path, {"model": "tiny"} | RIGHT[path] | {one: value, other: second} | ({"stream": True} if stream else {})
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-async def test_pairs_of_values_cause_no_server_error(tiny_engine, tmp_path):
-    """`make matrix` sends 30,000 of them and says how they were answered."""
-    answers: Counter[tuple[str, int]] = Counter()
-    wrong: list[tuple[str, str, str]] = []
-    requests = pairs(PAIRS)
-    config = server_config(files_dir=str(tmp_path), max_batches=PAIRS, max_files=PAIRS)
-
-    async def work(client: httpx.AsyncClient) -> None:
-        for path, body in requests:
-            content = msgspec.json.encode(body)
-            answer = await client.post(path, content=content, headers=SENT)
-            answers[path, answer.status_code] += 1
-            broken = answer.status_code >= 500 or '"internal_error"' in answer.text or LEAKS.search(answer.text)
-            if broken:
-                wrong.append((path, content.decode()[:300], answer.text[:300]))
-
-    async with (
-        tiny_engine(max_model_len=256) as engine,
-        running_server(engine, config) as served,
-        served.client(timeout=600.0) as client,
-        anyio.create_task_group() as group,
-    ):
-        served.host.batches.runs = True  # no runner: the test looks at the requests only
-        kept = (await client.post("/v1/conversations", json={})).json()["id"]
-        client.event_hooks["request"].append(partial(name_conversation, kept))
-        for _ in range(WORKERS):
-            group.start_soon(work, client)
-    print(*(f"{path} {status}: {count}" for (path, status), count in sorted(answers.items())), sep="\n")
-    assert answers.total() == PAIRS
-    assert not wrong, f"{len(wrong)} of {PAIRS}\n" + "\n".join(map(str, wrong[:20]))
 
 
 async def test_B_rows_a_sample(tiny_engine, tmp_path):

@@ -3,15 +3,20 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
 import pytest
 
 from troupellm import Engine, WrongEventLoop
+from troupellm.actors.output.detokenizer import TextTables
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 
 MOST_HELD_MS = 20.0
 HOST_LOOP = "troupellm.tests.support.engines.host_loop"
@@ -56,6 +61,28 @@ def test_a_fork_hears_that_engines_live_in_its_parent_and_ends_nothing_of_them(m
         "llm": "WrongEventLoop",
         "left": "nothing",
     }
+
+
+@pytest.mark.anyio
+async def test_a_start_builds_tokenizer_template_and_text_tables_off_the_hosts_loop(
+    model_folder: Path, fake_worker: Any
+) -> None:
+    built = {Tokenizer.load.__code__: "", ChatTemplate.load.__code__: "", TextTables.__init__.__code__: ""}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in built:
+            built[frame.f_code] = threading.current_thread().name
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        async with Engine(model_folder, worker=lambda folder: fake_worker):
+            pass
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert all(built.values())
+    assert threading.current_thread().name not in built.values()
 
 
 async def _stream(engine: Engine) -> None:

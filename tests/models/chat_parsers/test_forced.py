@@ -248,6 +248,25 @@ def test_unique_items_are_left_to_the_model_unless_the_tool_is_strict(backend, t
         backend.compile(program_text(guide, "llguidance", 64, backend.special_tokens))
 
 
+@pytest.mark.parametrize(
+    ("parameters", "open_to_others"),
+    [
+        (None, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"properties": {}, "description": "None.", "required": []}, False),
+        ({"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}}, True),
+        ({"type": "object", "properties": {}, "patternProperties": {"^a": {"type": "integer"}}}, True),
+        ({"type": "object"}, True),
+        ({}, True),
+    ],
+)
+def test_a_function_that_declares_no_arguments_is_called_without_any(parameters, open_to_others, backend, tokenizer):
+    tools = [{"function": {"name": "f", "parameters": parameters}}]
+    guide = calls_guide(chat_syntax_named("hermes", "none"), tool_use(tools, "required"), after="")
+    assert fits(backend, tokenizer, guide, written("hermes", "f", "{}"))
+    assert fits(backend, tokenizer, guide, written("hermes", "f", '{"a": 1}')) is open_to_others
+
+
 def test_a_declared_property_fits_the_pattern_of_its_name_too(backend, tokenizer):
     parameters = {
         "type": "object",

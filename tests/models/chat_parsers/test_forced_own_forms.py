@@ -22,6 +22,7 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.chat_events import assemble
 from troupellm.protocol.params.guide import GuideSpec
 from troupellm.protocol.params.tools import tool_use
+from troupellm.tests.support.chat.cut_texts import read_in_all_cuts
 from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS, FORMATS, Format
 
 TEMPLATES = Path(__file__).parents[1] / "chat_templates"
@@ -55,6 +56,15 @@ TOOLS = [
     {"function": {"name": "weather", "parameters": WEATHER}},
     {"function": {"name": "places", "parameters": PLACES}},
     {"function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+NOTE = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+NOTES = [
+    {
+        "function": {
+            "name": "note",
+            "parameters": {"type": "object", "properties": {"notes": {"type": "array", "items": NOTE}, "last": NOTE}},
+        }
+    }
 ]
 PARIS: dict[str, Any] = {"city": 'Paris <b>,\n"now"  [x]', "days": 3, "unit": "old fahrenheit", "note": "a = b; c"}
 
@@ -159,6 +169,22 @@ def test_lists_and_objects_stand_as_json(name: str, fits):
     assert fits(guide, text), text
     assert read(row.parser, text) == calls
     assert not fits(guide, text_of(row, [("places", {"first": {"y": 0}})]))
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_texts_in_lists_and_objects_hold_the_marks_of_the_form(name: str, fits):
+    row, calls = OWN[name], chat_syntax_named(OWN[name].parser, "none").calls
+    assert calls is not None
+    own = calls.written.own[0]
+    before, _, after = own.argument.partition("{value}")
+    marks = [mark.strip() for mark in (before.replace("{key}", "last").replace("{type}", "false"), after)]
+    notes = [{"text": f'a "{mark}" {{b [\\'} for mark in marks]
+    written = [("note", {"notes": notes, "last": {"text": marks[1]}}), ("note", {"notes": []})]
+    text = text_of(row, written)
+    assert fits(forced(row.parser, NOTES), text), text
+    assert read(row.parser, text, NOTES) == written
+    found = read_in_all_cuts(chat_syntax_named(row.parser, "none"), text, NOTES)
+    assert [(name, json.loads(arguments)) for name, arguments in found.calls] == written
 
 
 @pytest.mark.parametrize("name", DISTINCT_PARSERS)

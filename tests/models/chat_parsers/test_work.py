@@ -42,9 +42,12 @@ NASTY = {
     "channels": ("", "<|channel|>analysis<|message|>"),
 }
 
+WAITING = {"marks in strings": ('<tool_call>\n<function=send>\n<parameter=to>\n["', "</parameter> ")}
+"""Texts that wait for what comes behind them: only the end of the string says if a mark was part of it."""
+
 
 def nasty(name: str) -> str:
-    head, unit = NASTY[name]
+    head, unit = (NASTY | WAITING)[name]
     return head + unit * ((LENGTH - len(head)) // len(unit))
 
 
@@ -82,7 +85,7 @@ def calls_of(parser: Parser, text: str) -> int:
 
 @pytest.mark.parametrize("name", DISTINCT_PARSERS)
 def test_B11_nasty_text_takes_so_many_calls_for_each_character(name: str) -> None:
-    taken = {kind: calls_of(parser_of(name), nasty(kind)) for kind in NASTY}
+    taken = {kind: calls_of(parser_of(name), nasty(kind)) for kind in (*NASTY, *WAITING)}
     assert max(taken.values()) <= MOST_CALLS * LENGTH, taken
     assert min(taken.values()) > 0
 

@@ -66,6 +66,41 @@ async def test_an_early_answer_reaches_a_client_that_sends_all_before_it_reads(
         await eventually(lambda: len(front.connections) == 0)
 
 
+REFUSED = {
+    "a header that is too large": (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + BODY + b"\r\n\r\n", b"HTTP/1.1 431 "),
+    "no HTTP": (b"nonsense\r\n\r\n" + BODY, b"HTTP/1.1 400 "),
+    "a bad chunk behind an early answer": (CHUNKED + CHUNK + b"zz\r\n" + BODY, b"HTTP/1.1 503 "),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_refused_head_is_answered_though_its_client_sends_all_before_it_reads(name: str) -> None:
+    request, status = REFUSED[name]
+    async with refusing([]) as (front, port):
+        client = await connect(port, request)
+        assert (await client.read_all()).startswith(status), "the end follows the answer, and not a reset"
+        assert client.seen.endswith((b"}", b"full"))
+        await client.close()
+        await eventually(lambda: len(front.connections) == 0)
+
+
+async def test_a_head_without_an_end_is_not_read_for_ever() -> None:
+    async with refusing([]) as (front, port):
+        client = await connect(port, b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
+        with anyio.fail_after(60), pytest.raises(anyio.BrokenResourceError):
+            await client.stream.send(b"y" * (4 * MOST_DROPPED))
+        await client.close()
+        await eventually(lambda: len(front.connections) == 0)
+
+
+async def test_the_rest_of_a_refused_head_is_awaited_no_longer_than_a_request_is() -> None:
+    async with refusing([], keep_alive_timeout=0.1) as (front, port):
+        client = await connect(port, b"nonsense\r\n\r\n")
+        await client.read_until(b"invalid_http")
+        await eventually(lambda: len(front.connections) == 0)
+        await client.close()
+
+
 async def test_a_connection_is_used_again_once_the_rest_of_a_body_has_come() -> None:
     async with refusing([]) as (_, port):
         client = await connect(port, head() + BODY + head(0))
