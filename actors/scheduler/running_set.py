@@ -266,10 +266,10 @@ class RunningSet:
         """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
         last_returned = self._in_flight.last_returned
         if self.leaving:
-            for step, tables, transfers, ended in self.leaving:
+            for step, tables, transfers, sequence in self.leaving:
                 if step <= last_returned and not transfers:
-                    if ended is not None and self._tables.states is not None:
-                        self._tables.states.cache_last_block(ended, tables)
+                    if sequence is not None and self._tables.states is not None:
+                        self._tables.states.cache_last_block(sequence, tables)
                     self._tables.release(tables)
             self.leaving = [entry for entry in self.leaving if entry.step > last_returned or entry.transfers]
         if not self.ending:

@@ -55,7 +55,7 @@ class GatedDelta:
         projected = linear(hidden, self.inputs)[:tokens]
         mixed = functional.silu(short_conv(projected[:, : self.channels], self.weight, None, cache[0], batch.states))
         keys = delta.key_heads * delta.key_size
-        query, key, value = mixed.float().split((keys, keys, self.values), dim=-1)
+        query, key, value = mixed.float().split_with_sizes((keys, keys, self.values), dim=-1)
         query, key = (part.reshape(tokens, delta.key_heads, delta.key_size) for part in (query, key))
         value = value.reshape(tokens, delta.value_heads, delta.value_size)
         chosen, steps = linear(hidden[:tokens].float(), self.gates).chunk(2, dim=-1)
@@ -101,7 +101,7 @@ def _inputs(
 def _ungrouped(groups: int, sizes: tuple[int, ...]) -> Tensor:
     """The rows of each part, int64, one part after the other, in a tensor that has all parts of a group together."""
     rows = torch.arange(groups * sum(sizes)).view(groups, -1)
-    return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
+    return torch.cat([part.flatten() for part in rows.split_with_sizes(sizes, dim=1)])
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -51,10 +51,12 @@ class Ssd:
         float32 [slots, heads, state_size, head_size]."""
         assert batch.states is not None, "a batch without states for a model that has some"
         ssd, tokens, rows = self.ssd, batch.token_ids.shape[0], hidden.shape[0]
-        gate, inputs, steps = linear(hidden, self.inputs)[:tokens].split((ssd.width, ssd.channels, ssd.heads), dim=-1)
+        gate, inputs, steps = linear(hidden, self.inputs)[:tokens].split_with_sizes(
+            (ssd.width, ssd.channels, ssd.heads), dim=-1
+        )
         mixed = functional.silu(short_conv(inputs, self.weight, self.conv_bias, cache[0], batch.states)).float()
         keys = ssd.groups * ssd.state_size
-        x, key, query = mixed.split((ssd.width, keys, keys), dim=-1)
+        x, key, query = mixed.split_with_sizes((ssd.width, keys, keys), dim=-1)
         x = x.reshape(tokens, ssd.heads, ssd.head_size)
         key, query = (part.reshape(tokens, ssd.groups, ssd.state_size) for part in (key, query))
         step = functional.softplus(steps.float() + self.step_bias).clamp(ssd.least_step, ssd.most_step)
