@@ -67,11 +67,11 @@ class AdapterSlots:
         return sum(weights.num_bytes for weights in self._sites.values()) + self._vectors
 
     def vocabulary(self, number: int) -> Vocabulary | None:
-        """What the adapter in a slot changes about the vocabulary; None if it changes nothing."""
+        """The changes of the vocabulary by the adapter in a slot; None without any."""
         return self._vocabulary.get(number)
 
     def experts(self, number: int, layer: int) -> ExpertAdapter | None:
-        """What the adapter in a slot adds to the experts of a layer; None if it adds nothing."""
+        """The additions to the experts of a layer by the adapter in a slot; None without any."""
         found = self._experts.get(number)
         return None if found is None else found.get(layer)
 

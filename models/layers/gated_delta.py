@@ -22,7 +22,7 @@ LENGTH_EPS = 1e-6
 class GatedDelta:
     """Queries, keys and values behind a short convolution, the gated delta rule, and a gated norm.
 
-    What decides how fast the state forgets stays float32 and is never quantized.
+    The numbers that decide how fast the state forgets stay float32 and are never quantized.
     """
 
     def __init__(self, config: DecoderConfig, delta: GatedDeltaConfig, prefix: str, source: WeightSource) -> None:

@@ -256,7 +256,7 @@ async def test_every_cut_of_an_answer_says_the_same_on_every_api(tmp_path, name)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_every_family_says_the_same_in_every_cut_on_every_api(tmp_path, name):
-    """What is content and what is thought depends on the family's own template, which is not served here."""
+    """The line between content and thought depends on the family's own template, which is not served here."""
     row = FAMILIES[name]
     reasoning = row.reasoning or row.parser
     begin, end = row.thinks

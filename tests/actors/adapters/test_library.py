@@ -161,7 +161,7 @@ class Desk:
         return found
 
     def told(self) -> list[AdapterLoaded]:
-        """What the scheduler has heard since the last call."""
+        """The messages that the scheduler has had since the last call."""
         self._hear()
         found, self.heard = self.heard, []
         return found
