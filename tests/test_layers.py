@@ -56,6 +56,7 @@ FLOORS = {
         "scheduler",
         "engine",
         "llm remote",
+        "replicas",
     ),
     "server": (
         "base",
@@ -65,7 +66,7 @@ FLOORS = {
         "admin batches openai",
         "messages openapi pooling responses",
         "app",
-        "api_processes",
+        "api_processes replica_process",
         "serve",
         "cli",
         "vllm_api",
@@ -102,7 +103,7 @@ BENCHMARKS_OF_THE_STEP = tuple(
     )
 )
 """They measure kernels and models, and use torch as those do."""
-ASSEMBLY = ("engine", "llm", "remote")
+ASSEMBLY = ("engine", "llm", "remote", "replicas")
 """The rooms of actors/ that know which actors exist, and may import them."""
 
 FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))

@@ -16,7 +16,7 @@ from troupellm.actors.client.stream import Stream
 from troupellm.models.chat_parsers.served_parser import ChatFormat, ChatParser
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import ChatPrompt, RequestGroup, Submission
+from troupellm.protocol.messages.input import ChatPrompt, Generated, RequestGroup, Submission
 from troupellm.protocol.params.beam_search import beam_defaults
 from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling import SamplingParams
@@ -25,6 +25,9 @@ from troupellm.protocol.params.tools import NO_TOOLS, ToolUse, tool_use
 
 class ClientApi(PoolingApi):
     """All ways to send a request. A subclass says where the requests go."""
+
+    num_replicas = 1
+    """Engines that compute them."""
 
     @property
     @abstractmethod
@@ -75,6 +78,7 @@ class ClientApi(PoolingApi):
         streaming: bool = True,
         hints: KVHints = NO_HINTS,
         adapter: str = "",
+        generated: tuple[Generated, ...] = (),
         **sampling: Any,
     ) -> Stream:
         """A request that starts when its block is entered, or at its first delta.
@@ -92,6 +96,8 @@ class ClientApi(PoolingApi):
             streaming: False when only the whole answer matters: one wake at the end.
             hints: about the KV cache; they change no answer.
             adapter: name of a LoRA adapter; empty is the model itself.
+            generated: what another engine of the same model has drawn of each sequence; the answer is the rest. With
+                the same seed it has the tokens that the other engine would have drawn.
         """
         if params is None:
             params = self.sampling(**sampling)
@@ -104,6 +110,9 @@ class ClientApi(PoolingApi):
                 f"{params.selects} cannot be streamed: nothing is known before the end; use streaming=False",
                 param=params.selects,
             )
+        if hints.replica is not None and not 0 <= hints.replica < self.num_replicas:
+            text = f"X-data-parallel-rank must be in 0..{self.num_replicas - 1}, got {hints.replica}"
+            raise InvalidRequest(text, param="X-data-parallel-rank")
         submission = Submission(
             request_id=request_id or self._new_request_id(),
             prompt=as_prompt(prompt, prompt_embeds),
@@ -116,6 +125,7 @@ class ClientApi(PoolingApi):
             streaming=streaming,
             hints=hints,
             adapter=adapter,
+            generated=generated,
         )
         return self._open(submission)
 

@@ -127,6 +127,7 @@ def _chunks(number: int, delta: Delta) -> Iterator[Chunk]:
             logprobs=entries[start : start + size],
             finish_reason=delta.finish_reason if last else None,
             stop_reason=delta.stop_reason if last else None,
+            more=not last,
         )
 
 

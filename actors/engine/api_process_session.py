@@ -45,7 +45,7 @@ _FIRST_REPEAT_SECONDS = 0.02
 class _Request:
     """From `Apply` to `Ended`."""
 
-    __slots__ = ("apply", "invalid", "scope", "sent", "submit", "submitted")
+    __slots__ = ("apply", "held", "invalid", "scope", "sent", "submit", "submitted")
 
     def __init__(self, apply: Apply) -> None:
         self.apply = apply
@@ -53,6 +53,8 @@ class _Request:
         """Around its way in."""
         self.invalid = False
         """The API process has refused it."""
+        self.held = False
+        """Its reader is paused: it had read much of the request from another engine."""
         self.submit: Submit | None = None
         self.submitted: Waiter = new_waiter()
         self.sent: Sent | None = None
@@ -175,6 +177,7 @@ class ApiProcessSession:
         """The output actor, or who else ends requests, has something for the reader."""
         if request.sent is None:
             request.sent = Sent(request.apply.request, outbox)
+            request.sent.held = request.held
         self._mark(request.sent)
 
     def _mark(self, sent: Sent) -> None:
@@ -197,7 +200,10 @@ class ApiProcessSession:
 
     def _hold(self, number: int, *, held: bool) -> None:
         request = self._requests.get(number)
-        if request is not None and request.sent is not None:
+        if request is None:
+            return
+        request.held = held
+        if request.sent is not None:
             request.sent.held = held
             if not held:
                 self._mark(request.sent)
@@ -262,4 +268,5 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         pooling=submit.pooling,
         hints=submit.hints,
         adapter=submit.adapter,
+        generated=submit.generated,
     )

@@ -19,7 +19,7 @@ from troupellm.actors.runtime.ports import (
 )
 from troupellm.actors.runtime.processes import Processes, SystemProcesses
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.errors import EngineStopped, TroupeError
+from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import ProgressSink
 
@@ -235,7 +235,19 @@ class EngineLife:
 
 
 def _configured(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
-    """`settings` on top of `config`, checked."""
+    """`settings` on top of `config`, checked.
+
+    Raises:
+        ConfigError: a wrong setting, or replicas, which a server has.
+    """
+    made = _merged(config, settings)
+    if made.parallel.data_parallel_size > 1:
+        text = f"data_parallel_size must be 1 in an Engine, got {made.parallel.data_parallel_size}: it is one engine"
+        raise ConfigError(f"{text}; `troupellm serve -dp N` serves replicas", param="data_parallel_size")
+    return made
+
+
+def _merged(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
     if config is not None and not settings:
         return config
     flat: dict[str, Any] = {}

@@ -271,7 +271,7 @@ async def start(
         raise system.failure from None
     if adapters is not None:
         await load_modules(system, config.lora, adapters)
-    exposition = Exposition(system.store, snapshot, _cache_config(config, ready))
+    exposition = Exposition(system.store, snapshot, _cache_config(config, ready), config.parallel.data_parallel_rank)
     return Running(
         loaded=loaded,
         limits=limits,

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import msgspec
 
+from troupellm.actors.input.continued import continued
 from troupellm.actors.input.formatted_pair import formatted_pair
 from troupellm.actors.input.resolve_sampling import SamplingStates
 from troupellm.actors.input.tokenize import CUT_MARGIN, check_unicode, kept_tokens, prompt_field, tokenize, too_long
@@ -99,12 +100,18 @@ class Preparer:
         tokens, max_tokens = self.checked(asked.prompt, params)
         embeddings = asked.prompt.embeddings if isinstance(asked.prompt, EmbedsPrompt) else None
         prompt = array("i", tokens.token_ids).tobytes()
-        sequences = self._sequences(params, seed)
+        sequences = continued(
+            self._sequences(params, seed), asked.generated, params, max_tokens, self._limits.vocab_width
+        )
+        continues = bool(asked.generated)
         opened = OpenRequest(
             request=message.request,
             outbox=message.outbox,
             prompt_token_ids=prompt,
             rows=tuple(spec.row for spec in sequences),
+            indices=tuple(spec.sampling.fork for spec in sequences) if continues else (),
+            generated=tuple(spec.generated for spec in sequences) if continues else (),
+            num_ended_tokens=sum(len(known.token_ids) // 4 for known in asked.generated if known.ended),
             stop_strings=params.stop_strings,
             stop_regions=params.stop_scope.regions if params.stop_scope and params.stop else (),
             stop_inside=self._stop_inside(asked, tokens.token_ids),
@@ -112,7 +119,7 @@ class Preparer:
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
             logprobs=_shown_logprobs(params),
-            prompt_logprobs=params.prompt_logprobs,
+            prompt_logprobs=None if continues else params.prompt_logprobs,
             min_tokens=params.min_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             stream_interval=self.stream_interval(params),

@@ -12,15 +12,19 @@ from troupellm.actors.metrics.actor import MetricsStore
 from troupellm.actors.metrics.families import families, gauge, text_of
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 
-_ENGINE = "0"
-
 
 class Exposition:
     """The metrics of one engine."""
 
     def __init__(
-        self, store: MetricsStore, snapshot: Callable[[], EngineSnapshot], cache_config: Mapping[str, str]
+        self,
+        store: MetricsStore,
+        snapshot: Callable[[], EngineSnapshot],
+        cache_config: Mapping[str, str],
+        engine: int = 0,
     ) -> None:
+        """engine: its number among those that a balancer or a fleet has."""
+        self._engine = str(engine)
         self._store = store
         self._snapshot = snapshot
         settings = {tuple(cache_config.values()): 1.0}
@@ -36,7 +40,7 @@ class Exposition:
     def _families(self, *, compat: bool) -> Iterator[Metric]:
         snapshot = self._snapshot()
         scheduler = snapshot.scheduler
-        base = {"model_name": snapshot.model, "engine": _ENGINE}
+        base = {"model_name": snapshot.model, "engine": self._engine}
         for table, source in (
             (tables.STORE, self._store),
             (tables.ENGINE, snapshot),

@@ -111,7 +111,9 @@ class OutputCore:
         tables, skip = self._tables, message.skip_special_tokens
         stops = StopStrings(message.stop_strings) if message.stop_strings else None
         regions = StopRegions(message.stop_regions, message.stop_inside) if stops and message.stop_regions else None
-        for index, number in enumerate(message.rows):
+        known = message.generated or (b"",) * len(message.rows)
+        indices = message.indices or range(len(message.rows))
+        for index, number, generated in zip(indices, message.rows, known, strict=True):
             text: SequenceText | None = None
             if message.detokenize:
                 text = SequenceText(
@@ -125,6 +127,8 @@ class OutputCore:
                     min_tokens=message.min_tokens,
                     regions=regions,
                 )
+            if text is not None and generated:  # its reader has their text
+                text.feed(memoryview(generated).cast("i"))
             row = self._rows[number] = OutputRow(index, request, text)
             request.members.append(row)
             row.logprobs = message.logprobs is not None

@@ -32,9 +32,10 @@ class OutputRequest:
         """Tokens of a sequence after which its reader is woken; None: after some time."""
         self.unseen: dict[int, int] = {}
         """Only with an interval: tokens since the last wake, by index of the sequence."""
-        self.num_cut = 0
+        self.num_cut = -message.num_ended_tokens
         """Tokens generated after a stop string was found. The scheduler counts them, since it hears of a stop string
-        later; they are subtracted from usage."""
+        later; they are subtracted from usage. Tokens of sequences that another engine has ended count below zero: the
+        scheduler does not know of them."""
 
 
 class OutputRow:

@@ -14,20 +14,18 @@ import msgspec
 from troupellm.actors.admission.prompts import demand_of
 from troupellm.actors.client.client_api import ClientApi
 from troupellm.actors.client.stream import Stream
-from troupellm.actors.input.actor import has_short_lists, is_short, letters_of
-from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
-from troupellm.actors.input.prepare import Preparer
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.remote.open_requests import OpenRequests
+from troupellm.actors.remote.prompts import Prompts
 from troupellm.actors.remote.queries import Queries
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
 from troupellm.models.chat_parsers.served_parser import ChatFormat
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted
 from troupellm.protocol.messages.adapters import AdapterInfo
-from troupellm.protocol.messages.input import EmbedsPrompt, Submission, TextPrompt, TokensPrompt
+from troupellm.protocol.messages.input import Submission, TextPrompt
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.protocol.params.sampling import Limits
@@ -83,13 +81,9 @@ class RemoteEngine(ClientApi):
         self._heard = clock.now()
         self._post = post
         self._on_loop = on_loop
-        self._long_texts = LongTexts(threads, clock)
         self._clock = clock
         self._randomness = randomness
-        templates = (chat_template, chat_template.patient)
-        self._preparer, self._patient = (
-            Preparer(tokenizer, template, serving.limits, serving.ready, iter(())) for template in templates
-        )
+        self._prompts = Prompts(serving, tokenizer, chat_template, threads, clock)
         self._requests = OpenRequests(serving.config.stream, post, clock)
         self._queries = Queries(post)
         self._lost = False
@@ -245,9 +239,9 @@ class RemoteEngine(ClientApi):
             await request.answered.wait()
             if outbox.error is not None:
                 raise outbox.error
-            prompt = await self._prepare(submission)
+            prompt = await self._prompts.prepare(submission)
             request.prompt = tuple(prompt.token_ids)
-            if self._preparer.stream_interval(submission.params) == 1:
+            if self._prompts.stream_interval(submission.params) == 1:
                 outbox.keep_apart()
             self._post(
                 Submit(
@@ -263,6 +257,7 @@ class RemoteEngine(ClientApi):
                     leases=prompt.leases,
                     hints=submission.hints,
                     adapter=submission.adapter,
+                    generated=submission.generated,
                 )
             )
         except BaseException as error:
@@ -277,26 +272,3 @@ class RemoteEngine(ClientApi):
         if self.state == "failed":
             return EngineStopped("the engine has failed", code="engine_failed")
         return EngineStopped(f"the engine is {self.state}", code=self.state)
-
-    async def _prepare(self, submission: Submission) -> TokensPrompt:
-        """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
-        try:
-            quick = partial(self._checked, self._preparer, submission)
-            if is_short(submission.prompt) and has_short_lists(submission.params):
-                return quick()
-            letters = letters_of(submission.prompt, LONG_LETTERS)
-            patient = partial(self._checked, self._patient, submission)
-            return await self._long_texts.run_twice(submission.tenant, letters, quick, patient)
-        except TroupeError:
-            raise
-        except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
-            raise RequestFailed("the request could not be prepared") from cause
-
-    @staticmethod
-    def _checked(preparer: Preparer, submission: Submission) -> TokensPrompt:
-        if submission.pooling is not None:
-            return preparer.pooled(submission.prompt, submission.pooling)[0]
-        if isinstance(submission.prompt, EmbedsPrompt):
-            message = "prompt_embeds is only for an engine in the caller's own process"
-            raise InvalidRequest(message, param="prompt_embeds", code="unsupported_parameter")
-        return preparer.checked(submission.prompt, submission.params)[0]

@@ -39,14 +39,19 @@ class OpenRequests:
         """Leases what a sequence has when it ends."""
 
     def open(self, request: Request) -> None:
-        """Let a request in. Its other sequences wait for the first to compute their prompt."""
+        """Let a request in. Its other sequences wait for the first to compute their prompt.
+
+        They do not wait if another engine began the request: the first may be long, and ends with tokens of its own.
+        """
         loading = {sequence.request.tenant for sequence in self._running_set.loading.values()}
         self._waiting.arrive(request.tenant, loading)
         self.requests[request.number] = request
         request.num_live = request.num_going = len(request.sequences)
         for sequence in request.sequences:
             self.sequences[sequence.row] = sequence
-        self._waiting.add(request.sequences[0])
+        request.prompt_computed = any(sequence.num_generated for sequence in request.sequences)
+        for sequence in request.sequences if request.prompt_computed else request.sequences[:1]:
+            self._waiting.add(sequence)
 
     def prompt_computed(self, sequence: Sequence) -> None:
         """A sequence has computed all its tokens: the siblings may start from what they share. Idempotent.

@@ -85,7 +85,6 @@ def make_request(
     request = Request(message, _prompt_keys(message, tables), tenant=message.tenant if policy == "fair" else "")
     if tables.states is not None:
         request.borders = snapshot_places(message.borders, request.num_prompt_tokens, tables.block_size)
-    tokens = array("i", message.prompt)
     limit = min(request.num_prompt_tokens + message.max_tokens, ready.max_model_len)
     if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
         limit = request.num_prompt_tokens + 1
@@ -94,7 +93,7 @@ def make_request(
             request,
             spec.row,
             spec.sampling,
-            tokens[:],
+            array("i", message.prompt + spec.generated),
             message,
             limit=limit,
             num_groups=len(ready.groups),

@@ -35,11 +35,14 @@ class Repetition:
 
     __slots__ = ("_longest", "_min_count", "_runs", "_shortest")
 
-    def __init__(self, wanted: RepetitionDetection) -> None:
+    def __init__(self, wanted: RepetitionDetection, tokens: "array[int]", num_prompt_tokens: int) -> None:
+        """tokens: those of the sequence so far."""
         self._shortest, self._longest = wanted.min_pattern_size, wanted.max_pattern_size
         self._min_count = wanted.min_count
         self._runs: dict[int, int] = {}
         """By pattern size, how many last tokens are each the same as the one so many before; zeros are left out."""
+        for end in range(num_prompt_tokens + 1, len(tokens) + 1):
+            self.follow(tokens[:end], num_prompt_tokens)
 
     def follow(self, tokens: "array[int]", num_prompt_tokens: int) -> bool:
         """Take in the last of a sequence's tokens; tells whether the generated ones end in the repetition."""

@@ -57,6 +57,8 @@ class KVHints(msgspec.Struct, frozen=True, kw_only=True):
     """The session that the request belongs to, among those of its tenant; empty: none."""
     retain: float = 0.0
     """Seconds for which the whole prompt is leased."""
+    replica: int | None = None
+    """The replica that is to compute it; None: the fleet chooses."""
 
 
 NO_HINTS: Final = KVHints()

@@ -114,6 +114,15 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 Prompt = TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt | PairPrompt
 
 
+class Generated(msgspec.Struct, frozen=True):
+    """Tokens of a sequence that another engine has drawn and its reader has. This engine continues behind them."""
+
+    token_ids: bytes = b""
+    """int32 [tokens]."""
+    ended: bool = False
+    """The sequence has ended: nothing more is generated for it."""
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A request as its caller made it."""
 
@@ -135,6 +144,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     hints: KVHints = NO_HINTS
     adapter: str = ""
     """Name of a LoRA adapter; empty is the model itself."""
+    generated: tuple[Generated, ...] = ()
+    """One for each sequence of a request that another engine began; empty: the request begins here."""
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):

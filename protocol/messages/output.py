@@ -53,6 +53,12 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """int32 [prompt_tokens]."""
     rows: tuple[int, ...]
     """Row of each sequence, by index."""
+    indices: tuple[int, ...] = ()
+    """Index of each row's sequence, where another engine has ended others of the request; empty: 0, 1, 2, ..."""
+    generated: tuple[bytes, ...] = ()
+    """int32 [tokens] by row: those that the reader has from another engine, with their text; empty: none."""
+    num_ended_tokens: int = 0
+    """Tokens of the sequences that another engine has ended."""
     stop_strings: tuple[str, ...]
     include_stop_str_in_output: bool
     stop_regions: tuple[StopRegion, ...] = ()

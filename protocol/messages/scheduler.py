@@ -18,6 +18,8 @@ class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
     row: int
     """Unique in the life of the engine; names the sequence in plans, results and outputs."""
     sampling: SamplingState
+    generated: bytes = b""
+    """int32 [tokens]: those that another engine has drawn for the sequence."""
 
 
 class BeamSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -268,6 +268,24 @@ class KVEventsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that a snapshot tells of."""
 
 
+class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine process of a fleet."""
+
+    number: int
+    pid: int | None
+    state: str
+    """starting, ready, leaving, failed, stopped."""
+    reason: str
+    """Why it is not ready; empty: it is."""
+    restarts: int
+    requests: int
+    """Open requests there."""
+    work: int
+    """Prompt tokens that its requests cost, as the router counts them."""
+    known_blocks: int
+    """KV blocks that the router knows it to hold."""
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """starting, ready, draining, failed, stopped."""
@@ -296,3 +314,5 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     guide: GuideSnapshot = GuideSnapshot()
     kv_events: KVEventsSnapshot | None = None
     """None: they are off."""
+    replicas: tuple[ReplicaSnapshot, ...] = ()
+    """Of a fleet, whose sums the other fields are; empty: this is one engine."""

@@ -33,7 +33,7 @@ SHORT = {
 
 _NAMES = {
     "one engine drives one device; run one server per device behind a balancer": """
-        tensor-parallel-size pipeline-parallel-size data-parallel-size enable-expert-parallel
+        tensor-parallel-size pipeline-parallel-size enable-expert-parallel
         distributed-executor-backend headless prefill-context-parallel-size decode-context-parallel-size
         data-parallel-size-local nnodes
     """,
@@ -80,7 +80,7 @@ _NAMES = {
     "HTTP is the only protocol": "grpc grpc-port",
     "mount troupellm.asgi(engine) in your own ASGI app": "middleware",
     "one engine drives one device, alone; leave it out": """
-        cp-kv-cache-interleave-size dcp-kv-cache-interleave-size dcp-comm-backend dcp-q-replicate data-parallel-rank
+        cp-kv-cache-interleave-size dcp-kv-cache-interleave-size dcp-comm-backend dcp-q-replicate
         data-parallel-start-rank data-parallel-address data-parallel-rpc-port data-parallel-backend
         data-parallel-hybrid-lb data-parallel-external-lb data-parallel-multi-port-external-lb
         data-parallel-supervisor-port dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s

@@ -19,14 +19,14 @@ _BOTH = (False, True)
 
 _ROWS: tuple[tuple[tuple[Any, ...], str], ...] = (
     ((1,), """
-        tensor-parallel-size pipeline-parallel-size data-parallel-size prefill-context-parallel-size
+        tensor-parallel-size pipeline-parallel-size prefill-context-parallel-size
         decode-context-parallel-size data-parallel-size-local nnodes cp-kv-cache-interleave-size
         dcp-kv-cache-interleave-size renderer-num-workers max-num-partial-prefills max-long-partial-prefills
         prefill-schedule-interval num-scheduler-steps speculative-draft-tensor-parallel-size
         offload-num-in-group offload-prefetch-step
     """),
     ((0,), """
-        data-parallel-rank data-parallel-start-rank node-rank swap-space cpu-offload-gb long-prefill-token-threshold
+        data-parallel-start-rank node-rank swap-space cpu-offload-gb long-prefill-token-threshold
         scheduler-delay-factor watermark num-lookahead-slots tokenizer-pool-size offload-group-size ubatch-size
         num-redundant-experts prefix-cache-retention-interval mm-ipc-gpu-memory-gb optimization-level
         compilation-config mamba-cache-philox-rounds

@@ -13,7 +13,7 @@ from troupellm.protocol.api.caller import Caller
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints, PrefixLease
 from troupellm.protocol.errors import RequestFailed, TroupeError
-from troupellm.protocol.messages.input import Demand
+from troupellm.protocol.messages.input import Demand, Generated
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import LoadProgress, WorkerReady
 from troupellm.protocol.params.outputs import FinishReason, Timing, TokenLogprob, Usage
@@ -53,6 +53,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     hints: KVHints = NO_HINTS
     adapter: str = ""
     """Name of a LoRA adapter."""
+    generated: tuple[Generated, ...] = ()
+    """See `Submission`."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -245,6 +247,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    more: bool = False
+    """The next chunk of the request is the rest of the same delta, whose text this one has."""
 
 
 class PromptChunk(msgspec.Struct, frozen=True, array_like=True):

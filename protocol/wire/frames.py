@@ -3,7 +3,7 @@
 A frame is four bytes (little-endian length of the payload) and the payload: one message of a closed union of tagged
 Structs. The length is checked against a cap before anything is done with it, and no memory is taken from a declared
 length: what is held is what has come. The first frame each way is a `Hello`; a peer that says something else, or speaks
-another version, is dropped. All of it is plain computation: `frame_socket` blocks, `server/api_processes/link` awaits.
+another version, is dropped. All of it is plain computation: `frame_socket` blocks, `actors/runtime/link` awaits.
 """
 
 from typing import Any, Generic, TypeVar

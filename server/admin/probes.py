@@ -8,9 +8,11 @@ from troupellm.server.host.server_state import ServerState
 
 
 async def ready(host: ServerState, exchange: Exchange, _: None) -> None:
-    """200 when requests should be routed here, else 503 with the reasons (/readyz, /health, /ping)."""
+    """200 when requests should be routed here, else 503 (/readyz, /health, /ping). The reasons also name the replicas
+    that are missing while others serve."""
     reasons = host.readiness()
-    await _report(host, exchange, good=not reasons, state="not ready" if reasons else "ready", reasons=reasons)
+    state = "not ready" if reasons else "ready"
+    await _report(host, exchange, good=not reasons, state=state, reasons=[*reasons, *host.missing()])
 
 
 async def live(host: ServerState, exchange: Exchange, _: None) -> None:

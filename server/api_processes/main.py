@@ -10,21 +10,18 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import assert_never
 
 import anyio
 
 import troupellm
 from troupellm.actors.remote.client import SILENT_SECONDS, RemoteEngine
+from troupellm.actors.remote.prompts import read_tokenizer
+from troupellm.actors.runtime.link import Link, PeerGone, open_link
 from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness
 from troupellm.actors.runtime.thread_pool import ThreadPool
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
-from troupellm.models.chat_parsers.served_parser import ChatFormat, chat_format_of
-from troupellm.models.chat_template.template import ChatTemplate
-from troupellm.models.chat_template.template_process import Renderer, TemplateProcesses
-from troupellm.models.hub.model_folder import readable
-from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.models.chat_template.template_process import TemplateProcesses
 from troupellm.models.worker.memory_use import return_large_blocks
 from troupellm.protocol.wire.api_process import (
     AdminAnswer,
@@ -47,7 +44,6 @@ from troupellm.protocol.wire.api_process import (
 )
 from troupellm.protocol.wire.lifeline import die_with
 from troupellm.server.access.host_and_origin import guard_of
-from troupellm.server.api_processes.link import Link, PeerGone, open_link
 from troupellm.server.app.app import App, admin_access
 from troupellm.server.base.errors import flatten
 from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_OK
@@ -158,8 +154,7 @@ class ApiServer:
         serving, status = self._serving, self._status
         assert serving is not None
         assert status is not None, "the state comes before the engine"
-        tokenizer, chat_format = await self._pool.run(_read, serving, self._templates)
-        chat_format.template.fit(serving.limits.max_model_len)
+        tokenizer, chat_format = await self._pool.run(read_tokenizer, serving, self._templates)
         self._remote = RemoteEngine(
             serving,
             self._status or status,
@@ -221,14 +216,6 @@ class ApiServer:
             bodies_waiting=signs.bodies_waiting,
             template_processes=signs.template_processes,
         )
-
-
-def _read(serving: Serving, renderer: Renderer) -> tuple[Tokenizer, ChatFormat]:
-    model = serving.config.model
-    name = model.model if model.tokenizer is None else model.tokenizer
-    folder = readable(Path(serving.tokenizer_folder), name, model.allow_model_links)
-    tokenizer = Tokenizer.load(folder)
-    return tokenizer, chat_format_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template, renderer), folder)
 
 
 async def serve(engine: socket.socket, listener: socket.socket) -> int:

@@ -19,6 +19,7 @@ from anyio.abc import TaskStatus
 import troupellm
 from troupellm.actors.engine.api_process_session import ApiProcessSession
 from troupellm.actors.engine.engine import Engine
+from troupellm.actors.runtime.link import FrameError, Link, PeerGone, open_link
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.protocol.wire.api_process import (
@@ -45,7 +46,6 @@ from troupellm.protocol.wire.api_process import (
     ToApiProcess,
     WireError,
 )
-from troupellm.server.api_processes.link import FrameError, Link, PeerGone, open_link
 from troupellm.server.base.errors import flatten
 from troupellm.server.host import admin_actions
 from troupellm.server.observe.vitals import VitalSigns

@@ -16,6 +16,7 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.actors.replicas.fleet import Fleet
 from troupellm.actors.runtime.ports import SystemClock
 from troupellm.actors.runtime.restart_intensity import Intensity
 from troupellm.actors.runtime.supervise import Child, Supervisor
@@ -121,11 +122,15 @@ class ApiProcesses:
         self._load_log.report(progress)
         self._post(Loading(progress))
 
-    async def open(self, engine: Engine) -> None:
+    async def open(self, engine: Engine | Fleet) -> None:
         """
+        Args:
+            engine: no fleet, for which this process speaks HTTP itself.
+
         Raises:
             ApiProcessesFailed: they cannot be kept alive.
         """
+        assert isinstance(engine, Engine)
         self.engine = engine
         for api_process in list(self._api_processes.values()):
             api_process.serve(engine)

@@ -15,6 +15,7 @@ from troupellm.server.cli.vllm_environment import API_KEY as VLLM_API_KEY
 
 if TYPE_CHECKING:
     from troupellm.actors.engine.engine import Engine
+    from troupellm.actors.replicas.fleet import Fleet
 
 SECRETS = (f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}ADMIN_API_KEY", VLLM_API_KEY)
 _PATH = {True: "chat/completions", False: "completions"}
@@ -72,7 +73,7 @@ def _names_model(arguments: argparse.Namespace) -> bool:
     return hasattr(arguments, "config_model") or arguments.config is not None or f"{ENV_PREFIX}MODEL" in os.environ
 
 
-async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:
+async def _announce(config: ServerConfig, engine: "Engine | Fleet", url: str) -> None:
     """Tell a newcomer what to do next, with one answer that the model gives right now."""
     chat = engine.chat_template.available
     prompt = "What is 23 + 45?" if chat else "Once upon a time"
@@ -102,7 +103,7 @@ async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:
         give_up_output()
 
 
-async def _answer(engine: "Engine", prompt: str, *, chat: bool) -> str:
+async def _answer(engine: "Engine | Fleet", prompt: str, *, chat: bool) -> str:
     """The model's answer. A model that cannot answer is still served, so its error is shown instead."""
     try:
         messages = [{"role": "user", "content": prompt}]

@@ -93,6 +93,8 @@ class ServerState:
         """Exchanges that use the engine; probes are not among them."""
         self.further_reasons: Callable[[], list[str]] = list
         """More reasons not to be ready."""
+        self.missing: Callable[[], list[str]] = list
+        """Replicas that do not serve, and why; requests are served while one is left."""
         self.counting = Counting()
         self.background = Background(config.max_background_responses)
         self.responses = ResponseStore(config)

@@ -9,6 +9,7 @@ import msgspec
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.metrics.families import counter, families, gauge, text_of
+from troupellm.actors.replicas.fleet import Fleet
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.server.base.body_room import BodyRoom
 from troupellm.server.http.connection_limit import ConnectionLimit
@@ -112,7 +113,7 @@ class StatsLine:
         return text, fields
 
 
-async def log_stats(engine: Engine, interval: float) -> None:
+async def log_stats(engine: Engine | Fleet, interval: float) -> None:
     """A line every `interval` seconds in which there was work."""
     stats = StatsLine(engine.snapshot())
     while True:

@@ -4,9 +4,14 @@ import msgspec
 
 from troupellm.protocol.api.chat import GenerationFields
 from troupellm.protocol.config.kv_hints import RETENTION_SECONDS, KVHints
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.params.checks import printable
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.ignored import skipped_names
 
+_MOST_DIGITS = 9
+RANK_HEADER = b"x-data-parallel-rank"
+"""As vLLM's: pins a request to a replica."""
 MAX_SESSION_ID = 512
 """Characters."""
 _HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session_id", b"thread-id", b"x-session-affinity")
@@ -21,9 +26,24 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def hints_of(exchange: Exchange, request: GenerationFields) -> KVHints:
-    """The KV hints in a request's fields and headers."""
+    """The KV hints in a request's fields and headers.
+
+    Raises:
+        InvalidRequest: `X-data-parallel-rank` is no number.
+    """
     retain = RETENTION_SECONDS.get(request.prompt_cache_retention or "", 0.0)
-    return KVHints(session=session_of(exchange, request).id or "", retain=retain)
+    return KVHints(session=session_of(exchange, request).id or "", retain=retain, replica=_replica_of(exchange))
+
+
+def _replica_of(exchange: Exchange) -> int | None:
+    """The replica that a request's header names; None where it has none."""
+    named = exchange.header(RANK_HEADER)
+    if named is None:
+        return None
+    if not (named.isascii() and named.isdecimal() and len(named) <= _MOST_DIGITS):
+        text = f"X-data-parallel-rank must be the number of a replica, got {printable(named)}"
+        raise InvalidRequest(text, param="X-data-parallel-rank")
+    return int(named)
 
 
 def session_of(exchange: Exchange, request: GenerationFields) -> Session:

@@ -8,6 +8,7 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.actors.replicas.fleet import Fleet
 from troupellm.protocol.api.admin import LogLevel
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.messages.worker import LoadProgress
@@ -20,6 +21,9 @@ from troupellm.server.http.listener import bind, bind_unix, metrics_port
 from troupellm.server.http.server import HypercornServer
 from troupellm.server.observe.load_log import LoadLog, terminal
 from troupellm.server.observe.vitals import Vitals
+
+Served = Engine | Fleet
+"""One engine in this process, or a fleet of engine processes."""
 
 
 class HttpSide(Protocol):
@@ -39,7 +43,7 @@ class HttpSide(Protocol):
     def report(self, progress: LoadProgress) -> None:
         """How far loading is."""
 
-    async def open(self, engine: Engine) -> None:
+    async def open(self, engine: Served) -> None:
         """Requests are served from now on; returns when all of it answers them."""
 
     def set_log_level(self, level: LogLevel) -> None:
@@ -104,8 +108,10 @@ class LocalSide:
     def report(self, progress: LoadProgress) -> None:
         self.host.report(progress)
 
-    async def open(self, engine: Engine) -> None:
+    async def open(self, engine: Served) -> None:
         self.host.engine = engine
+        if isinstance(engine, Fleet):
+            self.host.administer, self.host.missing = engine.administer, engine.missing
         if self.host.vitals is not None:
             self.host.vitals.count_templates = engine.count_template_processes
 
@@ -156,8 +162,10 @@ class MetricsPort:
         """How far loading is; the server's own log tells it."""
         self._host.progress = progress
 
-    def open(self, engine: Engine) -> None:
+    def open(self, engine: Served) -> None:
         self._host.engine = engine
+        if isinstance(engine, Fleet):
+            self._host.missing = engine.missing
 
     def refuse(self) -> None:
         """Not ready from now on."""
@@ -187,8 +195,12 @@ class AdminSocket:
     async def run(self) -> None:
         await self._http.run()
 
-    def open(self, engine: Engine) -> None:
-        self._opened = self._host.engine = engine
+    def open(self, engine: Served) -> None:
+        self._host.engine = engine
+        if isinstance(engine, Fleet):
+            self._host.administer, self._host.missing = engine.administer, engine.missing
+        else:
+            self._opened = engine
 
     def _engine(self) -> Engine:
         self._host.require()

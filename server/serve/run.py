@@ -13,10 +13,11 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.actors.replicas.fleet import Fleet
 from troupellm.models.worker.memory_use import return_large_blocks
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
-from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.protocol.errors import ConfigError, TroupeError
+from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 from troupellm.server.access.auth import owners_of
 from troupellm.server.access.host_and_origin import guard_of
 from troupellm.server.access.keys import read_keys, with_tenants
@@ -32,14 +33,15 @@ from troupellm.server.http.listener import bind, metrics_port, unlink
 from troupellm.server.http.server import CLOSE_SECONDS, tls_context
 from troupellm.server.observe import logs
 from troupellm.server.observe.vitals import log_stats
-from troupellm.server.serve.http_side import AdminSocket, HttpSide, LocalSide, MetricsPort
+from troupellm.server.serve.http_side import AdminSocket, HttpSide, LocalSide, MetricsPort, Served
 from troupellm.server.serve.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
 from troupellm.server.storage.responses_schema import check_database
 
 logger = logging.getLogger("troupellm.server")
 
-OnReady = Callable[[Engine, str], Coroutine[Any, Any, None]]
+OnReady = Callable[[Served, str], Coroutine[Any, Any, None]]
 
+REPLICA_MODULE = "troupellm.server.replica_process.main"
 FLUSH_SECONDS = 0.3
 """Seconds that waiting log lines have at the end."""
 
@@ -71,6 +73,9 @@ async def serve(
     logs.configure(config.log_format, config.log_level)
     # Errors of the configuration are reported before a socket is bound.
     engine_config = with_tenants(engine_config, read_keys(config).tenants)
+    if engine_config.parallel.data_parallel_size > 1 and config.api_server_count:
+        text = "api_server_count must be 0 with data_parallel_size above 1: this process speaks HTTP for all replicas"
+        raise ConfigError(text, param="api_server_count")
     guard_of(config)
     tls_context(config)
     metrics_port(config)
@@ -149,7 +154,7 @@ async def _run_engine(
                 further.report(progress)
 
     with shutdown.loading:
-        async with Engine(config=engine_config, progress=report) as engine:
+        async with _engine(engine_config, config, report) as engine:
             await side.open(engine)
             for further in beside:
                 further.open(engine)
@@ -173,8 +178,15 @@ async def _run_engine(
                 raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
 
 
+def _engine(engine_config: EngineConfig, config: ServerConfig, progress: ProgressSink) -> Served:
+    if engine_config.parallel.data_parallel_size == 1:
+        return Engine(config=engine_config, progress=progress)
+    plain = msgspec.structs.replace(config, api_key=(), api_key_file=None, admin_api_key=())
+    return Fleet(engine_config, plain, REPLICA_MODULE, progress)
+
+
 @asynccontextmanager
-async def _batches(side: HttpSide, engine: Engine, config: ServerConfig) -> AsyncIterator[None]:
+async def _batches(side: HttpSide, engine: Served, config: ServerConfig) -> AsyncIterator[None]:
     """Batches are worked on inside the block, with routes of this process, wherever HTTP is spoken."""
     if config.files_dir is None:
         yield
@@ -189,7 +201,7 @@ async def _batches(side: HttpSide, engine: Engine, config: ServerConfig) -> Asyn
             await host.batches.close()
 
 
-async def _until_over(engine: Engine, side: HttpSide, shutdown: Shutdown) -> Exception | None:
+async def _until_over(engine: Served, side: HttpSide, shutdown: Shutdown) -> Exception | None:
     """Until a signal, or until the engine has failed for good; or the HTTP side, whose failure it gives."""
     failures: list[Exception] = []
     async with anyio.create_task_group() as group:
@@ -209,7 +221,7 @@ async def _until_over(engine: Engine, side: HttpSide, shutdown: Shutdown) -> Exc
     return failures[0] if failures else None
 
 
-async def _wind_up(side: HttpSide, engine: Engine, shutdown: Shutdown) -> None:
+async def _wind_up(side: HttpSide, engine: Served, shutdown: Shutdown) -> None:
     """Drain, or let everybody read that the engine has failed."""
     if engine.failure is None:
         await shutdown.drain(engine)

@@ -21,11 +21,10 @@ from collections.abc import Callable
 import anyio
 from anyio.abc import TaskStatus
 
-from troupellm.actors.engine.engine import Engine
 from troupellm.server.base.exit_codes import EXIT_BY_SIGNAL, EXIT_FAILED, EXIT_OK
 from troupellm.server.http.server import CLOSE_SECONDS
 from troupellm.server.observe import logs
-from troupellm.server.serve.http_side import HttpSide, MetricsPort
+from troupellm.server.serve.http_side import HttpSide, MetricsPort, Served
 
 logger = logging.getLogger("troupellm.server")
 
@@ -127,7 +126,7 @@ class Shutdown:
         if self._metrics is not None:
             self._metrics.refuse()
 
-    async def drain(self, engine: Engine) -> None:
+    async def drain(self, engine: Served) -> None:
         """Steps 2 and 3. Afterwards no exchange is in flight."""
         side, seconds = self._side, self._timeout
         began, waiting = time.monotonic(), side.in_flight

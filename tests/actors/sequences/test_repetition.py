@@ -8,7 +8,7 @@ from troupellm.protocol.params.sampling_checks import RepetitionDetection
 
 def first_end(generated, prompt=(), **wanted):
     """After how many generated tokens the end is called."""
-    watch = Repetition(RepetitionDetection(**wanted))
+    watch = Repetition(RepetitionDetection(**wanted), array("i", prompt), len(prompt))
     tokens = array("i", prompt)
     for count, token in enumerate(generated, 1):
         tokens.append(token)

@@ -7,6 +7,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from troupellm.actors.runtime import link as links
+from troupellm.actors.runtime.link import FrameError, Link, PeerGone, open_link
 from troupellm.protocol.wire.api_process import (
     Abort,
     Admitted,
@@ -15,8 +17,6 @@ from troupellm.protocol.wire.api_process import (
     MetricsText,
     ToApiProcess,
 )
-from troupellm.server.api_processes import link as links
-from troupellm.server.api_processes.link import FrameError, Link, PeerGone, open_link
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@
 that takes nothing at all is dropped.
 """
 
-import asyncio
+import asyncio  # noqa: TID251 - this is the port to its streams
 import contextlib
 import socket
 from collections import deque

@@ -1,0 +1,134 @@
+"""A fleet's state and metrics, and the commands that go to all of its replicas."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from troupellm.actors.admission.admission import Admission
+from troupellm.actors.metrics.families import families, text_of
+from troupellm.actors.replicas.merged import FAILOVERS, OF_ONE, REPLICAS, merged_answer, merged_metrics, merged_snapshot
+from troupellm.actors.replicas.replica import Replica
+from troupellm.actors.replicas.router import Router
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, TroupeError
+from troupellm.protocol.messages.adapters import AdapterInfo
+from troupellm.protocol.messages.snapshot import EngineSnapshot, ReplicaSnapshot
+
+
+class FleetAdmin:
+    """The part of `Fleet` beside its life and its requests."""
+
+    config: EngineConfig
+    replicas: Sequence[Replica]
+    _router: Router
+    _admission: Admission
+
+    @property
+    @abstractmethod
+    def state(self) -> str: ...
+
+    @abstractmethod
+    def _refusal(self) -> EngineStopped: ...
+
+    def snapshot(self) -> EngineSnapshot:
+        """The sum of what the replicas last reported, and each of them by itself in `replicas`."""
+        there = [each.status.snapshot for each in self.replicas if each.state == "ready" and each.status is not None]
+        return merged_snapshot(
+            there,
+            self._replica_snapshots(),
+            state=self.state,
+            open_requests=len(self._router),
+            tenants=self._admission.quotas.snapshot(),
+        )
+
+    def missing(self) -> list[str]:
+        """The replicas that do not serve, and why."""
+        return [f"replica {each.number}: {each.reason}" for each in self.replicas if each.state != "ready"]
+
+    async def metrics(self, *, compat: bool) -> bytes:
+        """Prometheus' text format; the samples of each replica have its number as `engine`.
+
+        Raises:
+            EngineStopped: no replica answers.
+        """
+        texts: list[bytes] = []
+
+        async def ask(replica: Replica) -> None:
+            try:
+                texts.append(await replica.queries.metrics(compat=compat))
+            except EngineStopped:  # it dies or hangs, which its watch sees
+                return
+
+        async with anyio.create_task_group() as group:
+            for replica in self.replicas:
+                if replica.state == "ready":
+                    group.start_soon(ask, replica)
+        if not texts:
+            raise self._refusal()
+        own = [*families(REPLICAS, self._replica_snapshots()), *families(FAILOVERS, self._router.failovers)]
+        return merged_metrics(texts) + text_of(own)
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        return await self._any().queries.list_adapters() if self.config.lora.enabled else ()
+
+    async def find_adapter(self, name: str) -> AdapterInfo:
+        return await self._any().queries.find_adapter(name)
+
+    async def administer(self, action: str, arguments: bytes) -> bytes:
+        """Run an admin route's action in every replica, or in one if it changes nothing.
+
+        Raises:
+            EngineStopped: a replica is not ready, and would not hear of the change.
+            TroupeError: why it was not done.
+        """
+        if action == "snapshot":
+            return msgspec.json.encode(self.snapshot())
+        if action == "kv_events":
+            text = "kv_events: each replica has events of its own, which are not told together yet; use -dp 1"
+            raise InvalidRequest(text, code="unsupported_parameter")
+        if action in OF_ONE:
+            return await self._any().queries.administer(action, arguments)
+        if missing := self.missing():
+            raise EngineStopped(f"not all replicas are ready: {'; '.join(missing)}", code="engine_restarting")
+        if action == "set_log_level":
+            level = str(msgspec.json.decode(arguments)["level"])
+            logging.getLogger("troupellm").setLevel(level.upper())
+        answers: dict[int, bytes] = {}
+        errors: list[TroupeError] = []
+
+        async def ask(replica: Replica) -> None:
+            try:
+                answers[replica.number] = await replica.queries.administer(action, arguments)
+            except TroupeError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as group:
+            for replica in self.replicas:
+                group.start_soon(ask, replica)
+        if errors:
+            raise errors[0]
+        return merged_answer(action, [answers[each.number] for each in self.replicas])
+
+    def _any(self) -> Replica:
+        for replica in self.replicas:
+            if replica.state == "ready":
+                return replica
+        raise self._refusal()
+
+    def _replica_snapshots(self) -> list[ReplicaSnapshot]:
+        return [
+            ReplicaSnapshot(
+                number=each.number,
+                pid=each.pid,
+                state=each.state,
+                reason=each.reason,
+                restarts=each.restarts,
+                requests=len(each.requests),
+                work=0 if each.place is None else each.place.work,
+                known_blocks=0 if each.place is None else len(each.place),
+            )
+            for each in self.replicas
+        ]
