@@ -42,6 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 1.0, "seed": 7, "bad_words": ["a", "Zq"], "logit_bias": {70: 3.0}},
 }  # fmt: skip
 
+QUICK = ["greedy", "seeded", "guided", "several", "logprobs"]
+
 
 @pytest.fixture(scope="module")
 def engines(checkpoint: Any) -> Any:
@@ -90,9 +92,10 @@ async def continue_everywhere(case: str, first: Engine, second: Engine) -> None:
         assert rest.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_another_engine_gives_the_rest_of_the_solo_tokens(engines: Any) -> None:
+@pytest.mark.parametrize("cases", [QUICK, pytest.param([*CASES], marks=pytest.mark.slow)])
+def test_another_engine_gives_the_rest_of_the_solo_tokens(engines: Any, cases: list[str]) -> None:
     async def work(first: Engine, second: Engine) -> None:
-        for case in CASES:
+        for case in cases:
             await continue_everywhere(case, first, second)
 
     engines(work)

@@ -24,9 +24,9 @@ from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, s
 
 pytestmark = pytest.mark.anyio
 
-LENGTH = 1500
+LENGTH = 600
 STREAMS = 8
-GUIDE = StructuredOutputsParams(regex="([a-z]{9} ){140}[xyz]{20}")
+GUIDE = StructuredOutputsParams(regex="([a-z]{9} ){55}[xyz]{20}")
 
 
 def prompt(number: int) -> list[int]:

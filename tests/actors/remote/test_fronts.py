@@ -81,7 +81,8 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         "hints": KVHints(session="s-1", retain=60.0),
     }  # fmt: skip
     fields = {field.name: field for field in msgspec.structs.fields(Submission)}
-    elsewhere = {"prompt", "pooling", "many_prompts", "adapter"}  # see test_pooling, and tests/api/test_lora.py
+    # See test_pooling, tests/api/test_lora.py and tests/faults/test_R_continued.py.
+    elsewhere = {"prompt", "pooling", "many_prompts", "adapter", "generated"}
     assert set(given) | elsewhere == set(fields)
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
