@@ -26,9 +26,6 @@ from troupellm.protocol.params.tools import NO_TOOLS, ToolUse, tool_use
 class ClientApi(PoolingApi):
     """All ways to send a request. A subclass says where the requests go."""
 
-    num_replicas = 1
-    """Engines that compute them."""
-
     @property
     @abstractmethod
     def defaults(self) -> Mapping[str, Any]:
@@ -110,9 +107,7 @@ class ClientApi(PoolingApi):
                 f"{params.selects} cannot be streamed: nothing is known before the end; use streaming=False",
                 param=params.selects,
             )
-        if hints.replica is not None and not 0 <= hints.replica < self.num_replicas:
-            text = f"X-data-parallel-rank must be in 0..{self.num_replicas - 1}, got {hints.replica}"
-            raise InvalidRequest(text, param="X-data-parallel-rank")
+        self.check_replica(hints)
         submission = Submission(
             request_id=request_id or self._new_request_id(),
             prompt=as_prompt(prompt, prompt_embeds),

@@ -11,6 +11,7 @@ from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt, e
 from troupellm.actors.client.cosines import cosines
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.stream import Stream
+from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import ManyPrompts, PairPrompt, Submission, TextPrompt, Truncation
 from troupellm.protocol.messages.worker import WorkerReady
@@ -37,6 +38,18 @@ class Scored(msgspec.Struct, frozen=True):
 
 class PoolingApi(ABC):
     """Requests that end with their prompt. A subclass says where the requests go."""
+
+    num_replicas = 1
+    """Engines that compute requests."""
+
+    def check_replica(self, hints: KVHints) -> None:
+        """
+        Raises:
+            InvalidRequest: the hints name a replica that does not exist.
+        """
+        if hints.replica is not None and not 0 <= hints.replica < self.num_replicas:
+            text = f"X-data-parallel-rank must be in 0..{self.num_replicas - 1}, got {hints.replica}"
+            raise InvalidRequest(text, param="X-data-parallel-rank")
 
     @property
     @abstractmethod
@@ -67,6 +80,7 @@ class PoolingApi(ABC):
         deadline: float | None = None,
         concurrency: int | None = None,
         adapter: str | Sequence[str] = "",
+        hints: KVHints = NO_HINTS,
         taken: Callable[[int], None] | None = None,
     ) -> AsyncIterator[tuple[int, Pooled]]:
         """(index, vector) of every prompt as each is done, `concurrency` at a time.
@@ -80,8 +94,10 @@ class PoolingApi(ABC):
             request_id: prompt i is known as `request_id`-i.
             deadline: seconds within which each must have been scheduled.
             adapter: name of a LoRA adapter, of all prompts or one for each; empty is the model itself.
+            hints: about the KV cache; only the replica counts.
             taken: told how many tokens a prompt has, as soon as the engine has it.
         """
+        self.check_replica(hints)
         made = [as_prompt(prompt) for prompt in prompts]
         salts = [as_salt(cache_salt, prompt) for prompt in prompts]
         adapters = [adapter] * len(made) if isinstance(adapter, str) else adapter
@@ -101,6 +117,7 @@ class PoolingApi(ABC):
                     streaming=False,
                     pooling=params or PoolingParams(),
                     adapter=adapters[index],
+                    hints=hints,
                     many_prompts=ManyPrompts(first=index == 0, tokens=tokens) if len(made) > 1 else None,
                 )
             )

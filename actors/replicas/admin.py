@@ -31,6 +31,9 @@ class FleetAdmin:
     def state(self) -> str: ...
 
     @abstractmethod
+    async def restart(self) -> None: ...
+
+    @abstractmethod
     def _refusal(self) -> EngineStopped: ...
 
     def snapshot(self) -> EngineSnapshot:
@@ -89,6 +92,9 @@ class FleetAdmin:
         if action == "kv_events":
             text = "kv_events: each replica has events of its own, which are not told together yet; use -dp 1"
             raise InvalidRequest(text, code="unsupported_parameter")
+        if action == "restart_replicas":
+            await self.restart()
+            return b'{"success":true}'
         if action in OF_ONE:
             return await self._any().queries.administer(action, arguments)
         if missing := self.missing():

@@ -86,6 +86,7 @@ class Fleet(FleetAdmin, ClientApi):
         self._serving: Serving | None = None
         self._texts: tuple[Tokenizer, ChatFormat, Prompts] | None = None
         self._stack: AsyncExitStack | None = None
+        self._restarting = anyio.Lock()
         self._draining = self._stopped = False
         self._changes: list[Waiter] = []
 
@@ -174,18 +175,21 @@ class Fleet(FleetAdmin, ClientApi):
         return "ready" if loaded else "starting"
 
     async def restart(self) -> None:
-        """Replace the replicas one after the other; their requests move to the others, and lose nothing."""
-        for replica in self.replicas:
-            if replica.state == "failed":
-                continue
-            restarts = replica.restarts
-            replica.stop()
-            self._router.empty(replica)
-            await self._until(
-                lambda replica=replica, before=restarts: (  # type: ignore[misc]
-                    (replica.state == "ready" and replica.restarts > before) or replica.state == "failed"
-                )
-            )
+        """Replace the replicas one after the other; their requests move to the others, and lose nothing.
+
+        A second call waits for the first one, and replaces them again.
+        """
+        async with self._restarting:
+            for replica in self.replicas:
+                await self._restart(replica)
+
+    async def _restart(self, replica: Replica) -> None:
+        if replica.state == "failed":
+            return
+        before = replica.restarts
+        replica.stop()
+        self._router.empty(replica)
+        await self._until(lambda: replica.state == "failed" or (replica.state == "ready" and replica.restarts > before))
 
     # From the replicas.
 

@@ -50,6 +50,7 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
         route("POST", "/stop_profile", "stop_profile", admin.ProfileAnswer, "Write what was recorded."),
         route("GET", "/log_level", "log_level", level, "Least severe lines to log."),
         route("POST", "/log_level", "set_log_level", level, "Change it.", body=level),
+        route("POST", "/restart_replicas", "restart_replicas", done, "Replace the replicas one after the other."),
         route("GET", "/server_info", "server_info", admin.ServerInfo, "Versions, settings and limits; no secrets."),
         Route(
             method="GET",

@@ -170,6 +170,10 @@ async def server_info(actions: AdminActions, _: admin.NoArguments) -> admin.Serv
     )
 
 
+async def restart_replicas(actions: AdminActions, _: admin.NoArguments) -> admin.DoneAnswer:
+    raise InvalidRequest("restart_replicas: there is one engine; a server has replicas with -dp N", code="no_replicas")
+
+
 async def snapshot(actions: AdminActions, _: admin.NoArguments) -> EngineSnapshot:
     return actions.engine.snapshot()
 
@@ -228,6 +232,7 @@ ACTIONS: Mapping[str, Action] = {
     "set_log_level": Action(admin.LogLevelBody, set_log_level),
     "log_level": Action(admin.NoArguments, log_level),
     "server_info": Action(admin.NoArguments, server_info),
+    "restart_replicas": Action(admin.NoArguments, restart_replicas),
     "snapshot": Action(admin.NoArguments, snapshot),
     "load_adapter": Action(admin.LoadAdapterBody, load_adapter),
     "unload_adapter": Action(admin.UnloadAdapterBody, unload_adapter),

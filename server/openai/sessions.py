@@ -32,11 +32,15 @@ def hints_of(exchange: Exchange, request: GenerationFields) -> KVHints:
         InvalidRequest: `X-data-parallel-rank` is no number.
     """
     retain = RETENTION_SECONDS.get(request.prompt_cache_retention or "", 0.0)
-    return KVHints(session=session_of(exchange, request).id or "", retain=retain, replica=_replica_of(exchange))
+    return KVHints(session=session_of(exchange, request).id or "", retain=retain, replica=replica_of(exchange))
 
 
-def _replica_of(exchange: Exchange) -> int | None:
-    """The replica that a request's header names; None where it has none."""
+def replica_of(exchange: Exchange) -> int | None:
+    """The replica that a request's header names; None where it has none.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
     named = exchange.header(RANK_HEADER)
     if named is None:
         return None

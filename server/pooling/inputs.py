@@ -9,6 +9,7 @@ import msgspec
 from troupellm.actors.input.prepare import require_pooling
 from troupellm.protocol.api.chat import TokenizeRequest
 from troupellm.protocol.api.pooling import InputFields, PoolingFields, VectorFields
+from troupellm.protocol.config.kv_hints import KVHints
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt, Truncation
 from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
@@ -17,6 +18,7 @@ from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.openai.parameters import chat_prompt, check_cache_salt, truncation_of, unsupported
 from troupellm.server.openai.past_messages import plain_messages
+from troupellm.server.openai.sessions import replica_of
 
 ENCODINGS = ("float", "base64")
 
@@ -57,6 +59,7 @@ def options(exchange: Exchange, request: PoolingFields, answer_id: str) -> dict[
         "cache_salt": (request.cache_salt or "").encode(),
         "deadline": request.queue_timeout,
         "adapter": exchange.adapter,
+        "hints": KVHints(replica=replica_of(exchange)),
         "taken": exchange.prompt_taken if exchange.room is not None and is_large(exchange) else None,
     }
 
