@@ -1,4 +1,4 @@
-"""What a fleet's replicas tell of themselves, as one: snapshots, metrics, answers of admin routes."""
+"""Reports of a fleet's replicas as one: snapshots, metrics, answers of admin routes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

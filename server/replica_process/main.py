@@ -85,7 +85,7 @@ class ReplicaProcess:
         async with anyio.create_task_group() as loading:
 
             async def listen() -> None:
-                """What ends the process before the model is loaded; nothing else is said then."""
+                """Ends the process on order, also while the model is loading."""
                 codes.append(await self._listen(loading))
                 loading.cancel_scope.cancel()
 
