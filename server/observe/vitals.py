@@ -70,8 +70,9 @@ class StatsLine:
         last, seconds = self._last, max(now - self._at, 1e-9)
         self._last, self._at = snapshot, now
         was, here = last.scheduler, snapshot.scheduler
-        prompt = snapshot.prompt_tokens_computed - last.prompt_tokens_computed
-        generated = here.tokens_generated - was.tokens_generated
+        # Sums over replicas fall when one of them restarts.
+        prompt = max(0, snapshot.prompt_tokens_computed - last.prompt_tokens_computed)
+        generated = max(0, here.tokens_generated - was.tokens_generated)
         working = bool(prompt or generated or here.running or here.waiting)
         if not (working or self._reported_work):
             return None
