@@ -2,6 +2,7 @@
 
 import logging
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 
 import anyio
@@ -9,7 +10,15 @@ import msgspec
 
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.metrics.families import families, text_of
-from troupellm.actors.replicas.merged import FAILOVERS, OF_ONE, REPLICAS, merged_answer, merged_metrics, merged_snapshot
+from troupellm.actors.replicas.merged import (
+    FAILOVERS,
+    OF_ONE,
+    REJECTED,
+    REPLICAS,
+    merged_answer,
+    merged_metrics,
+    merged_snapshot,
+)
 from troupellm.actors.replicas.replica import Replica
 from troupellm.actors.replicas.router import Router
 from troupellm.protocol.config.engine import EngineConfig
@@ -25,6 +34,7 @@ class FleetAdmin:
     replicas: Sequence[Replica]
     _router: Router
     _admission: Admission
+    _rejected: Counter[str]
 
     @property
     @abstractmethod
@@ -71,7 +81,11 @@ class FleetAdmin:
                     group.start_soon(ask, replica)
         if not texts:
             raise self._refusal()
-        own = [*families(REPLICAS, self._replica_snapshots()), *families(FAILOVERS, self._router.failovers)]
+        own = (
+            *families(REPLICAS, self._replica_snapshots()),
+            *families(FAILOVERS, self._router.failovers),
+            *families(REJECTED, self._rejected),
+        )
         return merged_metrics(texts) + text_of(own)
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:

@@ -7,6 +7,7 @@ Requests are admitted, rendered and tokenized here, so that the caps and the lim
 together; `Router` brings them to replicas. An answer outlives the replica that computes it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -35,9 +36,11 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import (
     ConfigError,
+    EngineOverloaded,
     EngineStopped,
     InvalidRequest,
     QueueTimeout,
+    RateLimited,
     RequestAborted,
 )
 from troupellm.protocol.messages.input import Submission, TextPrompt
@@ -86,6 +89,7 @@ class Fleet(FleetAdmin, ClientApi):
         self._serving: Serving | None = None
         self._texts: tuple[Tokenizer, ChatFormat, Prompts] | None = None
         self._stack: AsyncExitStack | None = None
+        self._rejected: Counter[str] = Counter()
         self._restarting = anyio.Lock()
         self._draining = self._stopped = False
         self._changes: list[Waiter] = []
@@ -297,7 +301,8 @@ class Fleet(FleetAdmin, ClientApi):
             if self.config.cache.enable_prefix_caching:
                 self._router.name_blocks(request, self.ready.block_size)
             await self._router.place(request)
-        except BaseException:
+        except BaseException as error:
+            self._rejected["invalid"] += isinstance(error, InvalidRequest)
             if not outbox.terminal:
                 outbox.abort()
                 outbox.fail(RequestAborted("the request was refused, or its caller left"))
@@ -306,11 +311,16 @@ class Fleet(FleetAdmin, ClientApi):
 
     async def _enter(self, submission: Submission) -> AdmissionSlot:
         demand = demand_of(submission)
-        if not submission.wait:
-            return self._admission.enter(demand)
-        waits = [each for each in (submission.deadline, self.config.scheduler.queue_timeout) if each is not None]
-        with anyio.move_on_after(min(waits, default=None)):
-            return await self._admission.wait(demand)
+        try:
+            if not submission.wait:
+                return self._admission.enter(demand)
+            waits = [each for each in (submission.deadline, self.config.scheduler.queue_timeout) if each is not None]
+            with anyio.move_on_after(min(waits, default=None)):
+                return await self._admission.wait(demand)
+        except EngineOverloaded as error:
+            self._rejected["rate_limit" if isinstance(error, RateLimited) else "overloaded"] += 1
+            raise
+        self._rejected["deadline"] += 1
         raise QueueTimeout("the deadline passed before there was a place")
 
     def _refusal(self) -> EngineStopped:

@@ -105,6 +105,11 @@ FAILOVERS = (
     counter("failovers", "Requests that moved to another replica.",
             lambda counts: {reason: counts[reason] for reason in ("died", "drained")}, "reason"),
 )  # fmt: skip
+REJECTED = (
+    counter("fleet_rejected", "Requests refused before a replica heard of them.",
+            lambda counts: {reason: counts[reason] for reason in ("overloaded", "rate_limit", "deadline", "invalid")},
+            "reason"),
+)  # fmt: skip
 _NONE: Final = EngineSnapshot(
     state="starting", uptime_seconds=0.0, model="", max_model_len=0, open_requests=0, scheduler=SchedulerSnapshot(),
     actors=(),

@@ -81,6 +81,8 @@ class Replica:
         self._link: Link[ToReplica, FromReplica] | None = None
         self._process: anyio.abc.Process | None = None
         self._heard = 0
+        self._silence = ""
+        """Why its process was killed, if it was."""
 
     @property
     def pid(self) -> int | None:
@@ -123,7 +125,7 @@ class Replica:
 
     async def _live(self) -> str:
         """One process, from its start to its end; how it ended."""
-        why = ""
+        why, self._silence = "", ""
         try:
             self._link = await self._connect()
             async with anyio.create_task_group() as group:
@@ -135,7 +137,7 @@ class Replica:
             if link is not None:
                 await link.aclose()
             code = await self._end(END_SECONDS if self.state == "leaving" else 0.0)
-        return f"ended{_how(code)}{why}"
+        return f"ended{_how(code)}{why or self._silence}"
 
     async def _connect(self) -> Link[ToReplica, FromReplica]:
         ours, theirs = socket.socketpair()
@@ -182,7 +184,7 @@ class Replica:
         while missed < DEAF_REPORTS or not last:
             await anyio.sleep(REPORT_SECONDS)
             missed, last = (missed + 1 if self._heard == last else 0), self._heard
-        self.reason = f"it has not been heard of for {DEAF_REPORTS * REPORT_SECONDS:g} seconds"
+        self._silence = f": it had not been heard of for {DEAF_REPORTS * REPORT_SECONDS:g} seconds"
         scope.cancel()
 
     def _take(self, message: FromReplica) -> None:
