@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from troupellm.protocol.api.extensions import ExtraFields
+from troupellm.protocol.api.kv_transfer import RemoteBlocks
 from troupellm.protocol.api.open_schemas import ChatContent, PastCalls, PastFunction, PastSound, PastText
 from troupellm.protocol.api.tools import ToolBody, ToolChoiceBody
 from troupellm.protocol.api.usage import CompletionTokensDetails, PromptTokensDetails
@@ -236,6 +237,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    kv_transfer_params: RemoteBlocks | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, kw_only=True):
@@ -257,6 +259,7 @@ class TextResponse(msgspec.Struct, kw_only=True):
     choices: list[TextChoice]
     usage: UsageBody
     system_fingerprint: str
+    kv_transfer_params: RemoteBlocks | UnsetType = UNSET
 
 
 class DeltaFunction(msgspec.Struct, omit_defaults=True):

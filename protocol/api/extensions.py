@@ -69,6 +69,7 @@ class ExtraFields(SharedExtras, kw_only=True):
     """Tokens in log-probabilities show as token_id:NUMBER."""
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
+    """Where another engine finds the prompt's KV blocks; see `server/openai/kv_transfer.py`."""
     ec_transfer_params: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None

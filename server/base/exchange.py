@@ -68,6 +68,8 @@ class Exchange:
         """Headers of every answer, good or bad."""
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.client: str = (scope.get("client") or ("-",))[0]
+        self.server: str = (scope.get("server") or ("127.0.0.1",))[0]
+        """The address that the client has connected to."""
         self.request_id = request_id
         self.body_bytes: int | None = None
         """Size of the body as it was decoded; None until it has been read."""

@@ -33,6 +33,7 @@ from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import ChunkEncoder, open_events
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.chat_turn import ServedTurn, TurnAnswer, open_turn
+from troupellm.server.openai.kv_transfer import remote_blocks
 from troupellm.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from troupellm.server.openai.streaming import continuous_usage, include_usage, usage_body
 
@@ -40,12 +41,15 @@ from troupellm.server.openai.streaming import continuous_usage, include_usage, u
 async def create(host: ServerState, exchange: Exchange, request: ChatRequest) -> None:
     name = f"chatcmpl-{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
+    blocks = remote_blocks(host, exchange, request)
     async with open_turn(host, exchange, request, streaming=streaming, request_id=name) as turn:
         answer = _Answer(host, request, turn.model, name)
         if streaming:
             await _stream(host, exchange, turn, answer)
         else:
-            await exchange.respond(200, msgspec.json.encode(answer.whole(await turn.collect())))
+            whole = answer.whole(await turn.collect())
+            whole.kv_transfer_params = blocks
+            await exchange.respond(200, msgspec.json.encode(whole))
 
 
 async def _stream(host: ServerState, exchange: Exchange, turn: ServedTurn, answer: "_Answer") -> None:

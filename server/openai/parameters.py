@@ -32,7 +32,7 @@ _RESERVED_KWARGS = frozenset(
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now"}
     | {"self", "source"}
 )
-_HANDLED = frozenset({"modalities"})
+_HANDLED = frozenset({"modalities", "kv_transfer_params"})
 
 
 def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngine) -> SamplingParams:

@@ -89,7 +89,6 @@ def test_no_logprobs_with_zero_alternatives_is_no_contradiction():
         ("chat", {"chat_template": "x"}, "chat_template"),
         ("chat", {"web_search_options": {"a": 1}}, "web_search_options"),
         ("text", {"prompt_embeds": "AAAA"}, "prompt_embeds"),
-        ("text", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ("chat", {"modalities": ["text", "audio"]}, "modalities"),
         ("chat", {"modalities": "audio"}, "modalities"),
         ("text", {"suffix": "end"}, "suffix"),
