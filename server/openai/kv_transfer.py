@@ -6,6 +6,8 @@ parameters cost time and never a token: an engine asks the peers of its own conf
 brings.
 """
 
+from typing import Any, Final
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
