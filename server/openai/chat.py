@@ -34,6 +34,7 @@ from troupellm.server.base.sse import ChunkEncoder, open_events
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.chat_turn import ServedTurn, TurnAnswer, open_turn
 from troupellm.server.openai.kv_transfer import remote_blocks
+from troupellm.server.openai.load_report import report_load
 from troupellm.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from troupellm.server.openai.streaming import continuous_usage, include_usage, usage_body
 
@@ -42,6 +43,7 @@ async def create(host: ServerState, exchange: Exchange, request: ChatRequest) ->
     name = f"chatcmpl-{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
     blocks = remote_blocks(host, exchange, request)
+    report_load(host, exchange)
     async with open_turn(host, exchange, request, streaming=streaming, request_id=name) as turn:
         answer = _Answer(host, request, turn.model, name)
         if streaming:

@@ -23,6 +23,7 @@ from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.openai.kv_transfer import remote_blocks
+from troupellm.server.openai.load_report import report_load
 from troupellm.server.openai.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 from troupellm.server.openai.sessions import session_of
 from troupellm.server.openai.streaming import account, final_usage, include_usage, options, pump, usage_body
@@ -37,6 +38,7 @@ async def create(host: ServerState, exchange: Exchange, request: CompletionReque
     prompts = await offload(read) if is_large(exchange) else read()
     host.skipped.report(exchange, session_of(exchange, request).skipped)
     blocks = remote_blocks(host, exchange, request)
+    report_load(host, exchange)
     params = sampling_params(request, engine)
     if params.thinking_token_budget is not None:
         params = msgspec.structs.replace(params, thinking=engine.chat_format.thinking)
