@@ -1,6 +1,6 @@
 """A fleet: engine processes of one model behind the interface of one engine.
 
-    async with Fleet(config, server, module) as fleet:
+    async with Fleet(config, server, spawn) as fleet:
         async with fleet.stream("Tell me a story", max_tokens=200) as stream: ...
 
 Requests are admitted, rendered and tokenized here, so that the caps and the limits of keys hold for all replicas
@@ -23,7 +23,7 @@ from troupellm.actors.client.stream import Stream
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.remote.prompts import Prompts, read_tokenizer
 from troupellm.actors.replicas.admin import FleetAdmin
-from troupellm.actors.replicas.replica import Replica, with_rank
+from troupellm.actors.replicas.replica import Replica, Spawn, with_rank
 from troupellm.actors.replicas.request import with_seed
 from troupellm.actors.replicas.router import Router
 from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness
@@ -58,13 +58,13 @@ class Fleet(FleetAdmin, ClientApi):
     """Implements `server.host.served_engine.ServedEngine`, and what a server needs of an engine beside it."""
 
     def __init__(
-        self, config: EngineConfig, server: ServerConfig, module: str, progress: ProgressSink | None = None
+        self, config: EngineConfig, server: ServerConfig, spawn: Spawn, progress: ProgressSink | None = None
     ) -> None:
         """
         Args:
             config: of each replica; caps and limits are those of one engine, and hold as often as there are replicas.
             server: the settings that admin actions need; without keys.
-            module: the program of an engine process.
+            spawn: starts an engine process.
         """
         self._clock, self._randomness = SystemClock(), SystemRandomness()
         self._progress = progress
@@ -77,7 +77,7 @@ class Fleet(FleetAdmin, ClientApi):
         scheduler = msgspec.structs.replace(config.scheduler, tenants=unlimited)
         start = StartReplica(config=msgspec.structs.replace(config, scheduler=scheduler), server=server)
         self.replicas = [
-            Replica(self, number, with_rank(start, number), module, self._clock) for number in range(self._size)
+            Replica(self, number, with_rank(start, number), spawn, self._clock) for number in range(self._size)
         ]
         secret = bytes.fromhex(self._randomness.token(32))
         self._router = Router(config.parallel, config.stream, self.replicas, self._clock, secret)

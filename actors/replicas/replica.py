@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, Protocol
 
 import anyio
@@ -46,6 +46,26 @@ RETRY_SECONDS = 0.5
 State = Literal["starting", "ready", "leaving", "failed", "stopped"]
 
 
+class Child(Protocol):
+    """A process that was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+Spawn = Callable[[socket.socket, Mapping[str, str]], Awaitable[Child]]
+"""Starts an engine process, given its end of a socket pair and the variables that its environment has beside ours."""
+
+
 class Owner(Protocol):
     """The fleet."""
 
@@ -59,11 +79,10 @@ class Owner(Protocol):
 
 
 class Replica:
-    def __init__(self, owner: Owner, number: int, start: StartReplica, module: str, clock: Clock) -> None:
-        """module: the program of its process."""
+    def __init__(self, owner: Owner, number: int, start: StartReplica, spawn: Spawn, clock: Clock) -> None:
         self._owner = owner
         self._start = start
-        self._module = module
+        self._spawn = spawn
         self._clock = clock
         self.number = number
         self.state: State = "starting"
@@ -79,7 +98,7 @@ class Replica:
         self.requests: dict[int, FleetRequest] = {}
         """Those that are there, by their number there."""
         self._link: Link[ToReplica, FromReplica] | None = None
-        self._process: anyio.abc.Process | None = None
+        self._process: Child | None = None
         self._heard = 0
         self._silence = ""
         """Why its process was killed, if it was."""
@@ -143,25 +162,13 @@ class Replica:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = await self._spawn(theirs)
+                self._process = await self._spawn(theirs, device_of(self.number, os.environ))
             except BaseException:
                 ours.close()
                 raise
         link: Link[ToReplica, FromReplica] = await open_link(ours, FromReplica, troupellm.__version__)
         link.post(self._start)
         return link
-
-    async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
-        descriptor = theirs.fileno()
-        return await anyio.open_process(
-            [sys.executable, "-m", self._module, "--fleet", str(descriptor), "--parent", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=None,
-            stderr=None,  # its lines are lines of this server
-            start_new_session=True,
-            pass_fds=(descriptor,),
-            env={**os.environ, **device_of(self.number, os.environ)},
-        )
 
     async def _follow(self, link: Link[ToReplica, FromReplica]) -> str:
         """Take what it says until it ends; more about why."""
@@ -218,6 +225,24 @@ class Replica:
             await process.wait()
             await process.aclose()
         return process.returncode
+
+
+async def spawn_process(module: str, theirs: socket.socket, variables: Mapping[str, str]) -> anyio.abc.Process:
+    """Implements `Spawn`.
+
+    Args:
+        module: the program of an engine process.
+    """
+    descriptor = theirs.fileno()
+    return await anyio.open_process(
+        [sys.executable, "-m", module, "--fleet", str(descriptor), "--parent", str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=None,
+        stderr=None,  # its lines are lines of this server
+        start_new_session=True,
+        pass_fds=(descriptor,),
+        env={**os.environ, **variables},
+    )
 
 
 def device_of(number: int, environment: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -56,7 +56,10 @@ _FLUSH_SECONDS = 0.3
 class ReplicaProcess:
     """From its configuration to its end."""
 
-    def __init__(self, link: Link[FromReplica, ToReplica], start: StartReplica) -> None:
+    def __init__(
+        self, link: Link[FromReplica, ToReplica], start: StartReplica, on_ready: Callable[[], None] = lambda: None
+    ) -> None:
+        self._on_ready = on_ready
         self._link = link
         self._engine = Engine(config=start.config, progress=self._report_progress)
         self._actions = AdminActions(start.server, lambda: self._engine)
@@ -94,8 +97,7 @@ class ReplicaProcess:
                 session = self._session = engine.api_process_session(self._link.post, self._link.drained)
                 self._link.post(self._status())
                 self._link.post(engine.serving())
-                gc.collect()
-                gc.freeze()
+                self._on_ready()
                 async with anyio.create_task_group() as group:
                     group.start_soon(session.run)
                     await engine.wait_failed()
@@ -164,13 +166,19 @@ async def serve(fleet: socket.socket) -> int:
         if not isinstance(start, StartReplica):
             return EXIT_FAILED
         logs.configure(start.server.log_format, start.server.log_level)
-        return await ReplicaProcess(link, start).run()
+        return await ReplicaProcess(link, start, _freeze).run()
     except Exception as error:
         logger.error("the engine process has crashed", exc_info=flatten(error))
         return EXIT_FAILED
     finally:
         await link.aclose()
         logs.flush(_FLUSH_SECONDS)
+
+
+def _freeze() -> None:
+    """Loaded objects stay: full collections need not walk them."""
+    gc.collect()
+    gc.freeze()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ import msgspec
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.replicas.fleet import Fleet
+from troupellm.actors.replicas.replica import spawn_process
 from troupellm.models.worker.memory_use import return_large_blocks
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError, TroupeError
@@ -182,7 +184,7 @@ def _engine(engine_config: EngineConfig, config: ServerConfig, progress: Progres
     if engine_config.parallel.data_parallel_size == 1:
         return Engine(config=engine_config, progress=progress)
     plain = msgspec.structs.replace(config, api_key=(), api_key_file=None, admin_api_key=())
-    return Fleet(engine_config, plain, REPLICA_MODULE, progress)
+    return Fleet(engine_config, plain, partial(spawn_process, REPLICA_MODULE), progress)
 
 
 @asynccontextmanager

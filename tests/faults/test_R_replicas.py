@@ -1,7 +1,8 @@
-"""Replicas die, hang and restart: streams end with the tokens of a solo run, and the fleet says what is missing."""
+"""Replicas die and restart: streams end with the tokens of a solo run, and the fleet says what is missing.
 
-import os
-import signal
+The engine processes are tasks of the test's own event loop here; `test_R_replicas_server.py` has real ones.
+"""
+
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import anyio
 import msgspec
-import psutil
 import pytest
 
 from troupellm import Engine
@@ -18,15 +18,16 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_hints import KVHints
 from troupellm.protocol.errors import ConfigError, EngineStopped, InvalidRequest, ModelLoadError, TroupeError
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
-from troupellm.server.serve.run import REPLICA_MODULE
 from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.engines.inside import child_of
+from troupellm.tests.support.servers.replica_tasks import replica_tasks
 from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, server_config
 
 pytestmark = pytest.mark.anyio
 
-LENGTH = 600
+LENGTH = 300
 STREAMS = 8
-GUIDE = StructuredOutputsParams(regex="([a-z]{9} ){55}[xyz]{20}")
+GUIDE = StructuredOutputsParams(regex="([a-z]{9} ){26}[xyz]{20}")
 
 
 def prompt(number: int) -> list[int]:
@@ -51,7 +52,7 @@ def config(folder: Any, size: int = 2, **settings: Any) -> EngineConfig:
 
 @asynccontextmanager
 async def fleet_of(folder: Any, size: int = 2, **settings: Any) -> AsyncIterator[Fleet]:
-    async with Fleet(config(folder, size, **settings), server_config(), REPLICA_MODULE) as fleet:
+    async with replica_tasks() as tasks, Fleet(config(folder, size, **settings), server_config(), tasks) as fleet:
         yield fleet
 
 
@@ -99,9 +100,9 @@ async def crowd(fleet: Fleet, attack: Any) -> dict[int, Answer]:
 
 
 def kill(fleet: Fleet, number: int) -> None:
-    pid = fleet.replicas[number].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    child = child_of(fleet.replicas[number])
+    assert child is not None
+    child.kill()
 
 
 async def test_R1_streams_of_a_killed_replica_end_with_their_solo_tokens(checkpoint: Any, solo: Any) -> None:
@@ -117,11 +118,8 @@ async def test_R1_streams_of_a_killed_replica_end_with_their_solo_tokens(checkpo
         assert moved[0] > 0
         text = (await fleet.metrics(compat=True)).decode()
         assert f'troupellm_failovers_total{{reason="died"}} {float(moved[0])}' in text
-        children = [each.pid for each in fleet.replicas]
-    assert not any(pid and psutil.pid_exists(pid) for pid in children)
 
 
-@pytest.mark.slow
 async def test_R1_and_so_do_those_of_the_other_one_and_of_one_after_the_other(checkpoint: Any, solo: Any) -> None:
     async with fleet_of(checkpoint, failover_limit=5) as fleet:
 
@@ -133,7 +131,6 @@ async def test_R1_and_so_do_those_of_the_other_one_and_of_one_after_the_other(ch
         assert await crowd(fleet, attack) == solo
 
 
-@pytest.mark.slow
 async def test_R2_both_replicas_die_and_streams_wait_for_one(checkpoint: Any, solo: Any) -> None:
     async with fleet_of(checkpoint) as fleet:
 
@@ -149,7 +146,6 @@ async def test_R2_both_replicas_die_and_streams_wait_for_one(checkpoint: Any, so
         assert await crowd(fleet, attack) == solo
 
 
-@pytest.mark.slow
 async def test_R3_replicas_restart_one_after_the_other_without_a_lost_stream(checkpoint: Any, solo: Any) -> None:
     async with fleet_of(checkpoint) as fleet:
         before = [each.pid for each in fleet.replicas]
@@ -158,7 +154,6 @@ async def test_R3_replicas_restart_one_after_the_other_without_a_lost_stream(che
         assert [each.restarts for each in fleet.replicas] == [1, 1]
 
 
-@pytest.mark.slow
 async def test_R4_a_request_that_loses_too_many_replicas_fails_alone(checkpoint: Any) -> None:
     async with fleet_of(checkpoint, failover_limit=0) as fleet:
         seen: dict[int, int] = {}
@@ -179,7 +174,6 @@ async def test_R4_a_request_that_loses_too_many_replicas_fails_alone(checkpoint:
         assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
 
 
-@pytest.mark.slow
 async def test_R5_a_reader_that_stands_still_pauses_its_request_over_a_failover(checkpoint: Any, solo: Any) -> None:
     async with fleet_of(checkpoint, stream_budget_tokens=64) as fleet:
         tokens: list[int] = []
@@ -194,7 +188,6 @@ async def test_R5_a_reader_that_stands_still_pauses_its_request_over_a_failover(
         assert tuple(tokens) == solo[1][0][0]
 
 
-@pytest.mark.slow
 async def test_R6_a_client_that_leaves_while_its_request_moves_leaves_nothing_behind(checkpoint: Any) -> None:
     async with fleet_of(checkpoint) as fleet:
         for attempt in range(3):
@@ -208,7 +201,6 @@ async def test_R6_a_client_that_leaves_while_its_request_moves_leaves_nothing_be
         assert all(each.place.work == each.place.rows == 0 for each in fleet.replicas if each.place is not None)
 
 
-@pytest.mark.slow
 async def test_R7_a_model_that_cannot_be_loaded_fails_the_start_with_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises((ModelLoadError, ConfigError)):
@@ -216,20 +208,6 @@ async def test_R7_a_model_that_cannot_be_loaded_fails_the_start_with_its_own_err
             raise AssertionError("it must not open")
 
 
-@pytest.mark.slow
-async def test_R8_a_stopped_replica_is_replaced(checkpoint: Any, solo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("troupellm.actors.replicas.replica.DEAF_REPORTS", 12)
-    async with fleet_of(checkpoint) as fleet:
-
-        async def attack() -> None:
-            pid = fleet.replicas[0].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGSTOP)
-
-        assert await crowd(fleet, attack) == solo
-
-
-@pytest.mark.slow
 async def test_whole_answers_pooled_limits_and_commands_go_through_a_fleet(checkpoint: Any, solo: Any) -> None:
     async with fleet_of(checkpoint, max_num_seqs=2, max_num_queued_reqs=1) as fleet:
         assert (await fleet.generate(prompt(1), **sampling(1))).token_ids == solo[1][0][0]
@@ -256,7 +234,6 @@ async def test_whole_answers_pooled_limits_and_commands_go_through_a_fleet(check
             await fleet.administer("kv_events", b"{}")
 
 
-@pytest.mark.slow
 async def test_an_engine_of_its_own_refuses_to_be_several(checkpoint: Any) -> None:
     with pytest.raises(ConfigError, match="data_parallel_size must be 1 in an Engine, got 2"):
         Engine(checkpoint, data_parallel_size=2)

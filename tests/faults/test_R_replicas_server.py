@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import anyio
@@ -10,7 +11,15 @@ import httpx
 import psutil
 import pytest
 
+from troupellm import Engine
+from troupellm.actors.replicas.fleet import Fleet
+from troupellm.actors.replicas.replica import spawn_process
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.config.kv_hints import KVHints
+from troupellm.server.serve.run import REPLICA_MODULE
+from troupellm.tests.support.engines.fixtures import SETTINGS
 from troupellm.tests.support.servers.processes import ON_A_THREAD, ServerProcess, ready_process, serving_process
+from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, server_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -139,3 +148,28 @@ async def test_R11_a_start_that_cannot_work_fails_at_once(checkpoint: Any, flags
     async with serving_process(checkpoint, *flags) as server:
         assert await server.exit_code(30) == 2
     assert server.logged(sentence) or server.logged(sentence.replace("_", "-"))
+
+
+async def test_R1_streams_of_killed_and_stopped_processes_end_with_their_solo_tokens(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("troupellm.actors.replicas.replica.DEAF_REPORTS", 12)
+    sampling = {"temperature": 1.0, "seed": 5, "max_tokens": 1500, "ignore_eos": True}
+    async with Engine(checkpoint, **SETTINGS) as engine:
+        solo = (await engine.generate([5, 6, 7], **sampling)).token_ids
+    given = SETTINGS | {"model": str(checkpoint), "data_parallel_size": 2, "worker_process": False}
+    spawn = partial(spawn_process, REPLICA_MODULE)
+    async with Fleet(EngineConfig.from_flat(given), server_config(), spawn) as fleet:
+        for number, harm in ((0, signal.SIGKILL), (1, signal.SIGSTOP)):
+            await eventually(lambda: fleet.missing() == [], SPARE_SECONDS)
+            tokens: list[int] = []
+            async with fleet.stream([5, 6, 7], **sampling, hints=KVHints(replica=number)) as stream:
+                tokens += (await anext(stream)).token_ids
+                pid = fleet.replicas[number].pid
+                assert pid is not None
+                os.kill(pid, harm)
+                async for delta in stream:
+                    tokens += delta.token_ids
+            assert tuple(tokens) == solo
+        children = [each.pid for each in fleet.replicas]
+    assert not any(pid and psutil.pid_exists(pid) for pid in children)

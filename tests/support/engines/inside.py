@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.actors.replicas.replica import Replica
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.kernels.cpp import build
 from troupellm.models.kv_offload.disk_store import DiskStore
@@ -21,6 +22,11 @@ def system_of(engine: Engine) -> Any:
 def worker_host_of(engine: Engine) -> Any:
     """The thread or process that the worker actor drives."""
     return system_of(engine)._worker._worker_host
+
+
+def child_of(replica: Replica) -> Any:
+    """The process of a fleet's replica."""
+    return replica._process
 
 
 def residents_of(core: SchedulerCore) -> Any:
