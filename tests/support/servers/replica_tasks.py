@@ -78,6 +78,12 @@ class ReplicaTasks:
 
 @asynccontextmanager
 async def replica_tasks() -> AsyncIterator[ReplicaTasks]:
-    """Around the fleet's life."""
+    """Around the fleet's life. An exception of the block is raised as it is, and not in a group."""
+    failures: list[Exception] = []
     async with anyio.create_task_group() as group:
-        yield ReplicaTasks(group)
+        try:
+            yield ReplicaTasks(group)
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
