@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-import troupellm
+from troupellm import __version__
 from troupellm.actors.remote.queries import Queries
 from troupellm.actors.replicas.chooser import Place
 from troupellm.actors.replicas.request import FleetRequest
@@ -166,7 +166,7 @@ class Replica:
             except BaseException:
                 ours.close()
                 raise
-        link: Link[ToReplica, FromReplica] = await open_link(ours, FromReplica, troupellm.__version__)
+        link: Link[ToReplica, FromReplica] = await open_link(ours, FromReplica, __version__)
         link.post(self._start)
         return link
 

@@ -42,7 +42,7 @@ def test_counts_are_summed_and_ages_are_the_newest() -> None:
 
 def test_a_fleet_without_a_ready_replica_says_which_are_missing_and_why() -> None:
     gone = [
-        replica(0, state="starting", reason="its process ended by signal 9"),
+        replica(0, state="starting", reason="it ended by signal 9"),
         replica(1, state="failed", reason="x"),
     ]
     nothing = merged_snapshot([], gone, state="starting", open_requests=0)
