@@ -104,8 +104,7 @@ class FleetAdmin:
         if action == "snapshot":
             return msgspec.json.encode(self.snapshot())
         if action == "kv_events":
-            text = "kv_events: each replica has events of its own, which are not told together yet; use -dp 1"
-            raise InvalidRequest(text, code="unsupported_parameter")
+            return await self._replica_named(arguments).queries.administer(action, arguments)
         if action == "restart_replicas":
             await self.restart()
             return b'{"success":true}'
@@ -131,6 +130,16 @@ class FleetAdmin:
         if errors:
             raise errors[0]
         return merged_answer(action, [answers[each.number] for each in self.replicas])
+
+    def _replica_named(self, arguments: bytes) -> Replica:
+        """The replica that a question is for, which names it."""
+        number, most = msgspec.json.decode(arguments).get("replica"), len(self.replicas) - 1
+        if number is None or not 0 <= number <= most:
+            text = f"replica must be in 0..{most}, got {number}: each replica has events of its own"
+            raise InvalidRequest(text, param="replica")
+        if self.replicas[number].state != "ready":
+            raise EngineStopped(f"replica {number}: {self.replicas[number].reason}", code="engine_restarting")
+        return self.replicas[number]
 
     def _any(self) -> Replica:
         for replica in self.replicas:

@@ -77,6 +77,8 @@ class KVEventsQuery(_Query, frozen=True, kw_only=True):
     """Go on with a snapshot, behind `after`: what the answer before said under `snapshot`."""
     seconds: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.0
     """How long to wait for an event; a stream waits as long as it takes."""
+    replica: Annotated[int, Meta(ge=0)] | None = None
+    """Whose events, where a server has replicas."""
     stream: bool = True
     """Server-sent events, whose ids are the events' numbers; false: one answer with what there is."""
 

@@ -29,7 +29,7 @@ async def send_kv_events(host: ServerState, exchange: Exchange, body: msgspec.St
     async with anyio.create_task_group() as group:
         group.start_soon(exchange.watch, group.cancel_scope)
         try:
-            await _send(host, exchange, first, resumes=query.snapshot)
+            await _send(host, exchange, first, query)
         except Exception as error:  # raised below, where it stands alone
             errors.append(error)
         group.cancel_scope.cancel()
@@ -37,17 +37,18 @@ async def send_kv_events(host: ServerState, exchange: Exchange, body: msgspec.St
         raise errors[0]
 
 
-async def _send(host: ServerState, exchange: Exchange, read: KVEventsRead, *, resumes: bool) -> None:
-    """resumes: a snapshot follows where events were missed."""
+async def _send(host: ServerState, exchange: Exchange, read: KVEventsRead, asked: admin.KVEventsQuery) -> None:
+    """A snapshot follows where events were missed, if one was asked for."""
+    replica = asked.replica
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         await events.send(_framed(read.events) or b": kv events\n\n")  # the client hears that it is let in
         while not read.ended and not host.draining:
-            if resumes and read.events and isinstance(read.events[0], EventsLost):
-                query = admin.KVEventsQuery(snapshot=True)
+            if asked.snapshot and read.events and isinstance(read.events[0], EventsLost):
+                query = admin.KVEventsQuery(snapshot=True, replica=replica)
             elif read.snapshot is not None:
-                query = admin.KVEventsQuery(after=read.last, snapshot_begun=read.snapshot)
+                query = admin.KVEventsQuery(after=read.last, snapshot_begun=read.snapshot, replica=replica)
             else:
-                query = admin.KVEventsQuery(after=read.last, seconds=WAIT_SECONDS)
+                query = admin.KVEventsQuery(after=read.last, seconds=WAIT_SECONDS, replica=replica)
             read = await _read(host, query)
             if read.events:
                 await events.send(_framed(read.events))

@@ -119,6 +119,9 @@ async def is_sleeping(actions: AdminActions, _: admin.NoArguments) -> admin.Slee
 
 
 async def kv_events(actions: AdminActions, query: admin.KVEventsQuery) -> KVEventsRead:
+    rank = actions.engine.config.parallel.data_parallel_rank
+    if query.replica not in (None, rank):
+        raise InvalidRequest(f"replica must be {rank}, got {query.replica}: there is one engine", param="replica")
     return await actions.engine.read_kv_events(
         query.after, seconds=query.seconds, snapshot=query.snapshot, begun=query.snapshot_begun
     )

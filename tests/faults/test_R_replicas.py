@@ -209,7 +209,7 @@ async def test_R7_a_model_that_cannot_be_loaded_fails_the_start_with_its_own_err
 
 
 async def test_whole_answers_pooled_limits_and_commands_go_through_a_fleet(checkpoint: Any, solo: Any) -> None:
-    async with fleet_of(checkpoint, max_num_seqs=2, max_num_queued_reqs=1) as fleet:
+    async with fleet_of(checkpoint, max_num_seqs=2, max_num_queued_reqs=1, kv_events="keys") as fleet:
         assert (await fleet.generate(prompt(1), **sampling(1))).token_ids == solo[1][0][0]
         with pytest.raises(InvalidRequest, match=r"X-data-parallel-rank must be in 0\.\.1, got 99"):
             await fleet.generate([5], max_tokens=1, hints=KVHints(replica=99))
@@ -230,8 +230,12 @@ async def test_whole_answers_pooled_limits_and_commands_go_through_a_fleet(check
         assert msgspec.json.decode(answer)
         snapshot = msgspec.json.decode(await fleet.administer("snapshot", b"{}"))
         assert len(snapshot["replicas"]) == 2
-        with pytest.raises(InvalidRequest, match="kv_events"):
+        with pytest.raises(InvalidRequest, match=r"replica must be in 0\.\.1, got None"):
             await fleet.administer("kv_events", b"{}")
+        await fleet.generate(prompt(1), max_tokens=40, ignore_eos=True, hints=KVHints(replica=1))
+        answer = await fleet.administer("kv_events", b'{"replica": 1, "after": 0}')
+        events = msgspec.json.decode(answer)["events"]
+        assert events
 
 
 async def test_an_engine_of_its_own_refuses_to_be_several(checkpoint: Any) -> None:
