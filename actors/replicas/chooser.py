@@ -1,8 +1,8 @@
-"""Which replica computes a request: the one where the prompt and what waits there cost the fewest tokens.
+"""Which replica computes a request: the one where the prompt and the waiting work cost the fewest tokens.
 
 A replica is known to hold the blocks of the prompts that were sent to it, as many as its cache has; the oldest leave
-first. What a request costs there is the part of its prompt that is not held, behind the work that the replica has. A
-held prefix so saves no more than it is worth, and a hot one spreads once its replica is that much busier than others.
+first. A request costs the part of its prompt that is not held, and stands behind the work that the replica has. A held
+prefix so saves no more than it is worth, and a hot one spreads once its replica is that much busier than others.
 """
 
 from collections import OrderedDict

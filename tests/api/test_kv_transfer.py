@@ -19,7 +19,7 @@ FIRST = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
 }  # fmt: skip
-"""What a proxy sends with the prompt, as vLLM's example does."""
+"""A proxy sends it with the prompt, as in vLLM's example."""
 
 
 def settings(folder: Path, role: str, **options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a fleet remembers of a request, and what another replica is told of it."""
+"""A fleet's record of a request, and the message to another replica."""
 
 from array import array
 

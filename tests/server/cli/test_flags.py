@@ -267,7 +267,7 @@ def test_each_sentence_comes_with_its_flag() -> None:
         (["-cc.mode=3"], "^--compilation-config.mode is known from vLLM "),
         (["--compilation-config.pass_config.fuse_norm", "true"], "is known from vLLM .*nothing is compiled"),
         (["--nnodes=2"], "one server per device"),
-        (["--data-parallel-rank", "1"], "^--data-parallel-rank is known from vLLM "),
+        (["--data-parallel-start-rank", "1"], "^--data-parallel-start-rank is known from vLLM "),
         (["--speculative-model", "m"], "use --speculative-config$"),
         (["--cudagraph-capture-sizes.a", "1"], "^--cudagraph-capture-sizes.a .* its whole value, as one JSON object"),
     ],
