@@ -286,9 +286,8 @@ class Sequence:
         self.limit = limit
         """The sequence ends when it has so many tokens, prompt included."""
         self.min_tokens = message.min_tokens
-        self.repetition = None
-        if message.repetition is not None:
-            self.repetition = Repetition(message.repetition, tokens, request.num_prompt_tokens)
+        watch = message.repetition
+        self.repetition = None if watch is None else Repetition(watch, tokens, request.num_prompt_tokens)
         self.eos_token_ids = message.eos_token_ids
         self.stop_or_eos = request.stop_or_eos
         self.num_computed = 0
