@@ -107,8 +107,8 @@ class Fleet(FleetAdmin, ClientApi):
             stack.push_async_callback(self._let_go)
             group = anyio.create_task_group()
             await group.__aenter__()
-            # The group never hears of the block's exception, which it would wrap.
-            stack.push_async_exit(lambda *_: group.__aexit__(None, None, None))
+            # The group never hears of the block's exception, which it would wrap or take for its own cancellation.
+            stack.push_async_callback(group.__aexit__, None, None, None)
             stack.callback(group.cancel_scope.cancel)
             self._router.group = group
             for replica in self.replicas:
