@@ -331,8 +331,8 @@ class Router:
             else:
                 replica.post(Abort(request.number))
         elif replica is not None and request.submitted:
-            kind = PauseReader if isinstance(message, ReaderPaused) else ResumeReader
-            replica.post(kind(request.number))
+            number = request.number
+            replica.post(PauseReader(number) if isinstance(message, ReaderPaused) else ResumeReader(number))
 
     def _replica_of(self, request: FleetRequest) -> Replica | None:
         return next((each for each in self._replicas if each.requests.get(request.number) is request), None)
