@@ -133,7 +133,8 @@ class FleetAdmin:
 
     def _replica_named(self, arguments: bytes) -> Replica:
         """The replica that a question is for, which names it."""
-        number, most = msgspec.json.decode(arguments).get("replica"), len(self.replicas) - 1
+        number: int | None = msgspec.json.decode(arguments).get("replica")
+        most = len(self.replicas) - 1
         if number is None or not 0 <= number <= most:
             text = f"replica must be in 0..{most}, got {number}: each replica has events of its own"
             raise InvalidRequest(text, param="replica")

@@ -188,12 +188,12 @@ class Fleet(FleetAdmin, ClientApi):
                 await self._restart(replica)
 
     async def _restart(self, replica: Replica) -> None:
-        if replica.state == "failed":
+        if replica.failed:
             return
         before = replica.restarts
         replica.stop()
         self._router.empty(replica)
-        await self._until(lambda: replica.state == "failed" or (replica.state == "ready" and replica.restarts > before))
+        await self._until(lambda: replica.failed or (replica.state == "ready" and replica.restarts > before))
 
     # From the replicas.
 

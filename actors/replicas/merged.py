@@ -94,23 +94,47 @@ def _of_each(value: Callable[[ReplicaSnapshot], float]) -> Callable[[Sequence[Re
 REPLICAS = (
     gauge("replica_up", "1 while the replica takes requests.", _of_each(lambda each: each.state == "ready"), "engine"),
     gauge("replica_requests", "Open requests at the replica.", _of_each(lambda each: each.requests), "engine"),
-    gauge("replica_work_tokens", "Prompt tokens that the replica's requests cost, as the router counts them.",
-          _of_each(lambda each: each.work), "engine"),
-    gauge("replica_known_blocks", "KV blocks that the router knows the replica to hold.",
-          _of_each(lambda each: each.known_blocks), "engine"),
-    counter("replica_restarts", "Times that the replica's process was started again.",
-            _of_each(lambda each: each.restarts), "engine"),
-)  # fmt: skip
+    gauge(
+        "replica_work_tokens",
+        "Prompt tokens that the replica's requests cost, as the router counts them.",
+        _of_each(lambda each: each.work),
+        "engine",
+    ),
+    gauge(
+        "replica_known_blocks",
+        "KV blocks that the router knows the replica to hold.",
+        _of_each(lambda each: each.known_blocks),
+        "engine",
+    ),
+    counter(
+        "replica_restarts",
+        "Times that the replica's process was started again.",
+        _of_each(lambda each: each.restarts),
+        "engine",
+    ),
+)
 FAILOVERS = (
-    counter("failovers", "Requests that moved to another replica.",
-            lambda counts: {reason: counts[reason] for reason in ("died", "drained")}, "reason"),
-)  # fmt: skip
+    counter(
+        "failovers",
+        "Requests that moved to another replica.",
+        lambda counts: {reason: counts[reason] for reason in ("died", "drained")},
+        "reason",
+    ),
+)
 REJECTED = (
-    counter("fleet_rejected", "Requests refused before a replica heard of them.",
-            lambda counts: {reason: counts[reason] for reason in ("overloaded", "rate_limit", "deadline", "invalid")},
-            "reason"),
-)  # fmt: skip
+    counter(
+        "fleet_rejected",
+        "Requests refused before a replica heard of them.",
+        lambda counts: {reason: counts[reason] for reason in ("overloaded", "rate_limit", "deadline", "invalid")},
+        "reason",
+    ),
+)
 _NONE: Final = EngineSnapshot(
-    state="starting", uptime_seconds=0.0, model="", max_model_len=0, open_requests=0, scheduler=SchedulerSnapshot(),
+    state="starting",
+    uptime_seconds=0.0,
+    model="",
+    max_model_len=0,
+    open_requests=0,
+    scheduler=SchedulerSnapshot(),
     actors=(),
-)  # fmt: skip
+)

@@ -107,6 +107,10 @@ class Replica:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def failed(self) -> bool:
+        return self.state == "failed"
+
     def post(self, message: ToReplica) -> None:
         """Queue a message; one for a process that is gone is forgotten."""
         if self._link is not None:

@@ -74,9 +74,7 @@ class SchedulerCore:
             builds_guides: the driver has the worker build the programs of `take_builds`, and calls `guide_built`.
         """
         self.kv_events = kv_events
-        self._config = config
-        self._ready = ready
-        self._speculative = speculative
+        self._config, self._ready, self._speculative = config, ready, speculative
         self._tables = BlockTables(
             ready.groups, ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key,
             events=None if kv_events is None else kv_events.of("device"), state_slots=ready.state_slots,
@@ -98,9 +96,18 @@ class SchedulerCore:
         self.pause_control = PauseControl(self._open, self._running_set, self._in_flight, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
-            config, self._tables, self._waiting, self._in_flight, self._running_set, fair_share, self._prefill_budget,
-            self._quarantine, engine_epoch, whole_prompts=ready.whole_prompts, offload=self._offload,
-        )  # fmt: skip
+            config,
+            self._tables,
+            self._waiting,
+            self._in_flight,
+            self._running_set,
+            fair_share,
+            self._prefill_budget,
+            self._quarantine,
+            engine_epoch,
+            whole_prompts=ready.whole_prompts,
+            offload=self._offload,
+        )
         self._planner.speculative_rows = make_speculative_rows(speculative, ready, config, self._tables)
         self.guides = self._planner.guides = GuideGate(self._running_set, self._open) if builds_guides else None
         self.adapters = self._planner.adapters = make_adapter_gate(

@@ -16,18 +16,24 @@ pytestmark = pytest.mark.anyio
 PROMPT = [3 + number * 7 % 250 for number in range(200)]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 FIRST = {
-    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-    "remote_host": None, "remote_port": None,
-}  # fmt: skip
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
 """A proxy sends it with the prompt, as in vLLM's example."""
 
 
 def settings(folder: Path, role: str, **options: Any) -> dict[str, Any]:
     transfer = {"kv_connector": "tcp-peer", "kv_role": role, "kv_connector_extra_config": options}
     return {
-        "kv_offloading_size": "8MiB", "kv_offload_timeout": 5.0, "prefix_hash_secret_file": str(folder / "secret"),
+        "kv_offloading_size": "8MiB",
+        "kv_offload_timeout": 5.0,
+        "prefix_hash_secret_file": str(folder / "secret"),
         "kv_transfer_config": transfer,
-    }  # fmt: skip
+    }
 
 
 @asynccontextmanager
@@ -47,9 +53,14 @@ async def test_a_prompt_is_computed_by_one_engine_and_its_answer_by_another(tiny
         answer = await prefill.post("/v1/completions", json=BODY | {"max_tokens": 1, "kv_transfer_params": FIRST})
         given = answer.json()["kv_transfer_params"]
         assert given == {
-            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": given["remote_engine_id"],
-            "remote_block_ids": [], "remote_host": "127.0.0.1", "remote_port": port, "tp_size": 1,
-        }  # fmt: skip
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": given["remote_engine_id"],
+            "remote_block_ids": [],
+            "remote_host": "127.0.0.1",
+            "remote_port": port,
+            "tp_size": 1,
+        }
         await eventually(lambda: first.snapshot().scheduler.offload.tiers[1].stores >= len(PROMPT) // 16)
         whole = (await prefill.post("/v1/completions", json=BODY)).json()
         assert "kv_transfer_params" not in whole

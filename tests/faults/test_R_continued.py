@@ -21,26 +21,42 @@ CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 2.0, "seed": 5},
     "penalties": {
-        "temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.9, "repetition_penalty": 1.4,
+        "temperature": 0.0,
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.9,
+        "repetition_penalty": 1.4,
     },
     "min_tokens": {
-        "temperature": 2.0, "seed": 11, "min_tokens": 40, "stop_token_ids": list(range(0, 250, 2)),
+        "temperature": 2.0,
+        "seed": 11,
+        "min_tokens": 40,
+        "stop_token_ids": list(range(0, 250, 2)),
         "ignore_eos": False,
     },
     "guided": {
-        "temperature": 1.5, "seed": 3,
+        "temperature": 1.5,
+        "seed": 3,
         "structured_outputs": StructuredOutputsParams(regex="([a-c]{3}-){4}[xyz]{30}"),
     },
-    "json": {"temperature": 1.0, "seed": 4, "structured_outputs": StructuredOutputsParams(json={
-        "type": "object", "properties": {"a": {"type": "string", "minLength": 20, "maxLength": 24}}, "required": ["a"],
-        "additionalProperties": False,
-    }, disable_any_whitespace=True)},
+    "json": {
+        "temperature": 1.0,
+        "seed": 4,
+        "structured_outputs": StructuredOutputsParams(
+            json={
+                "type": "object",
+                "properties": {"a": {"type": "string", "minLength": 20, "maxLength": 24}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            disable_any_whitespace=True,
+        ),
+    },
     "stop_strings": {"temperature": 2.0, "seed": 8, "stop": ["q", "ab", "A", "0"], "min_tokens": 12},
     "several": {"temperature": 2.0, "seed": 9, "n": 3},
     "logprobs": {"temperature": 1.0, "seed": 2, "logprobs": 3, "prompt_logprobs": 1},
     "repetition": {"temperature": 0.0, "repetition_detection": RepetitionDetection(max_pattern_size=6, min_count=5)},
     "bias": {"temperature": 1.0, "seed": 7, "bad_words": ["a", "Zq"], "logit_bias": {70: 3.0}},
-}  # fmt: skip
+}
 
 QUICK = ["greedy", "seeded", "guided", "several", "logprobs"]
 
@@ -126,8 +142,10 @@ def test_sequences_that_have_ended_are_counted_and_not_drawn_again(engines: Any)
         whole = await read(first, params)
         known = [choice.token_ids for choice in whole.choices]
         generated = (
-            Generated(pack(known[0]), ended=True), Generated(pack(known[1][:7])), Generated(),
-        )  # fmt: skip
+            Generated(pack(known[0]), ended=True),
+            Generated(pack(known[1][:7])),
+            Generated(),
+        )
         tokens: dict[int, list[int]] = {}
         async with second.stream(PROMPT, params, generated=generated) as stream:
             async for delta in stream:
