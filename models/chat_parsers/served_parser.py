@@ -22,7 +22,7 @@ from troupellm.models.chat_parsers.response_template import compiled
 from troupellm.models.chat_parsers.stop_scope import stop_scope
 from troupellm.models.chat_parsers.syntax import ChatSyntax, Thinking, marks_of
 from troupellm.models.chat_parsers.template_endings import Openings
-from troupellm.models.chat_template.message_repair import text_of
+from troupellm.models.chat_template.message_forms import text_of
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.config.model_documents import read_json
 from troupellm.models.tokenizer.tokenizer import Tokenizer

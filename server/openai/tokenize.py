@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from troupellm.actors.admission.prompts import estimate_tokens
-from troupellm.models.processes.lock_pauses import let_others_run
+from troupellm.models.tokenizer.tokenizer import let_others_run
 from troupellm.protocol.api.chat import (
     DetokenizeRequest,
     DetokenizeResponse,
