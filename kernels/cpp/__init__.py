@@ -53,8 +53,8 @@ _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes
 
 
 def in_profiles(label: str, function: Callable[..., Result]) -> Callable[..., Result]:
-    """The function under a name in the profiles of torch, which list only its own operators. Where none is being recorded
-    it costs one look."""
+    """The function under a name in profiles of torch, which list only its own operators. Where none is being
+    recorded it costs one look."""
 
     def call(*given: Any) -> Result:
         if not profiler._is_profiler_enabled:
