@@ -109,7 +109,7 @@ def test_every_module_that_a_function_imports_can_be_the_first_one() -> None:
 
 
 _PUBLIC = """
-import os, sys, troupellm
+import os, sys, torch, troupellm
 for name in sys.argv[1:]:
     if not os.fork():
         getattr(troupellm, name)

@@ -3,15 +3,16 @@
 Long texts have turns of their own, so that shorter ones overtake them.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar, TypeVarTuple, Unpack
 
 import anyio
+import msgspec
 
 from troupellm.actors.guide.fair_queue import TooManyWaiting, Turns
+from troupellm.actors.runtime.mailbox import KeyTurns
 from troupellm.actors.runtime.ports import Clock, Threads
-from troupellm.actors.runtime.turns import PlainTurns
 from troupellm.models.chat_template.template import SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded, RateLimited
 
@@ -27,6 +28,48 @@ PARALLEL_SHORT = 4
 
 MOST_SHORT = 65_536
 """Short texts that wait. Admission lets fewer requests in."""
+
+
+class _Place(msgspec.Struct, eq=False):
+    tenant: str
+    turn: anyio.Event
+
+
+class PlainTurns:
+    """A few turns at once for work of about one size. The caller bounds how many wait."""
+
+    def __init__(self, parallel: int) -> None:
+        self._free = parallel
+        self._waiting = KeyTurns[_Place](lambda place: place.tenant)
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn, and have it.
+
+        Args:
+            tenant: the key whose turn it is; "" where keys are not told apart.
+        """
+        place = _Place(tenant, anyio.Event())
+        self._waiting.append(place)
+        self._grant()
+        try:
+            await place.turn.wait()
+            yield
+        finally:
+            if place.turn.is_set():
+                self._free += 1
+                self._grant()
+            else:
+                self._waiting.remove(place)
+
+    def _grant(self) -> None:
+        while self._free and len(self._waiting):
+            self._free -= 1
+            self._waiting.popleft().turn.set()
 
 
 class LongTexts:

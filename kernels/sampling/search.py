@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.common.profiling import in_profiles
 from troupellm.kernels.common.triton import by_kernels
+from troupellm.kernels.cpp import in_profiles
 
 _ARGMAX_BLOCK = 256
 _TOP_BLOCK = 32

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from troupellm.models.chat_template.message_repair import text_of
+from troupellm.models.chat_template.message_forms import text_of
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 
 Start = Literal["free", "thinking", "answer"]

@@ -22,7 +22,7 @@ from troupellm.models.chat_parsers.response_template import compiled
 from troupellm.models.chat_parsers.stop_scope import stop_scope
 from troupellm.models.chat_parsers.syntax import ChatSyntax, Thinking, marks_of
 from troupellm.models.chat_parsers.template_endings import Openings
-from troupellm.models.chat_template.message_repair import text_of
+from troupellm.models.chat_template.message_forms import text_of
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.config.model_documents import read_json
 from troupellm.models.tokenizer.tokenizer import Tokenizer
@@ -216,8 +216,10 @@ class ChatFormat:
         chat_syntax = self.chat_syntax if use.tools else self._thinking_only
         start, channel = self._start(prompt)
         after, pairs = self._after(start, channel), self._pairs(prompt, start)
-        effort = (prompt.template_kwargs or {}).get("reasoning_effort")
-        guide = calls_guide(self.chat_syntax, use, after=after, marks=pairs, reasoning=effort != "none")
+        guide = None
+        if use.tools:
+            effort = (prompt.template_kwargs or {}).get("reasoning_effort")
+            guide = calls_guide(self.chat_syntax, use, after=after, marks=pairs, reasoning=effort != "none")
         if chat_syntax.thinking is None and chat_syntax.calls is None and chat_syntax.channels is None:
             return None
         return ChatParser(
@@ -237,6 +239,8 @@ class ChatFormat:
 
     def knows_opening(self, kwargs: Mapping[str, Any] | None) -> bool:
         """True if `chat_parser` need not render the template, which waits for another process."""
+        if self.chat_syntax.thinking is None and self.chat_syntax.channels is None:
+            return True  # answers have one part, and no opening is looked at
         return self._openings.knows(kwargs or {})
 
     def with_effort(self, kwargs: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any] | None:

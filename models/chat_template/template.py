@@ -17,11 +17,12 @@ import jinja2.nodes
 from troupellm.models.chat_template.message_forms import (
     ContentForm,
     MessageForms,
+    TemplateTraits,
     all_nodes,
     content_form,
     reasoning_names,
+    text_of,
 )
-from troupellm.models.chat_template.message_repair import TemplateTraits, text_of
 from troupellm.models.chat_template.template_child import LONGEST_REASON, MEMORY_BYTES, environment
 from troupellm.models.chat_template.template_files import read_templates
 from troupellm.models.chat_template.template_process import Renderer, RendersHere, TemplateExhausted, TemplateRefused

@@ -1,7 +1,7 @@
 """The conversations that a chat template accepts, found by rendering small ones once for each template.
 
 A conversation that began on another server or with another model must continue here too. Templates refuse some
-conversations, or leave out a part; `message_repair` gives each template the conversation in a form that it accepts.
+conversations, or leave out a part; `message_forms` gives each template the conversation in a form that it accepts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from troupellm.models.chat_template.message_repair import TURNS, TemplateTraits, repaired
+from troupellm.models.chat_template.message_forms import TURNS, TemplateTraits, repaired
 
 Shown = Callable[[Sequence[Mapping[str, Any]]], str]
 """The text of a conversation; empty where the template refuses it."""

@@ -6,6 +6,7 @@ is text except 256 byte tokens. Any other form is left to the library.
 """
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,6 @@ from tokenizers.decoders import DecodeStream
 from troupellm.models.config.model_documents import read_json
 from troupellm.models.config.text_section import text_values
 from troupellm.models.hub.gguf_header import is_gguf
-from troupellm.models.processes.lock_pauses import let_others_run
 from troupellm.models.processes.rust_panics import no_panics
 from troupellm.models.tokenizer.added_tokens import AddedToken, check_added
 from troupellm.models.tokenizer.gguf_published_tokenizer import published_tokenizer
@@ -30,6 +30,9 @@ DecoderForm = Literal["byte_level", "byte_fallback", "other"]
 MOST_TOKENS = 2**24
 SHORT_LETTERS = 1_000
 """Characters of a text that is encoded under the interpreter's lock: under a millisecond."""
+LARGE = 2**18
+"""Items of a list that take some 8 ms to make."""
+PAUSE_SECONDS = 0.005
 _LIBRARY = "tokenizers"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -245,6 +248,16 @@ class LibraryStream:
     def _step(self, token_id: int) -> str:
         with no_panics(_LIBRARY):
             return self._stream.step(self._backend, token_id) or ""
+
+
+def let_others_run(num_items: int) -> None:
+    """Sleep for a moment on a thread that works on so many items.
+
+    An event loop gives the lock up in each of its rounds. Without the pause this thread takes it again at once, and two
+    long operations in a row hold the loop up like one.
+    """
+    if num_items > LARGE:
+        time.sleep(PAUSE_SECONDS)
 
 
 def _shares(first: int, second: int, most: int) -> tuple[int, int]:

@@ -192,11 +192,16 @@ class SamplingParams(msgspec.Struct, kw_only=True):
         check_id_list("allowed_token_ids", self.allowed_token_ids, allow_empty=False)
         check_id_list("logprob_token_ids", self.logprob_token_ids, allow_empty=False, most=MAX_LOGPROB_IDS)
         check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH)
-        check_thinking(self.thinking_token_budget, self.thinking)
-        check_stop_scope(self.stop_scope)
-        check_repetition(self.repetition_detection)
-        check_processors(self.logits_processors, self.extra_args)
-        check_beam_fields(self)
+        if self.thinking_token_budget is not None or self.thinking is not None:
+            check_thinking(self.thinking_token_budget, self.thinking)
+        if self.stop_scope is not None:
+            check_stop_scope(self.stop_scope)
+        if self.repetition_detection is not None:
+            check_repetition(self.repetition_detection)
+        if self.logits_processors is not None or self.extra_args is not None:
+            check_processors(self.logits_processors, self.extra_args)
+        if self.use_beam_search or self.length_penalty != 1.0 or self.early_stopping:
+            check_beam_fields(self)
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidRequest("output_kind must be a RequestOutputKind", param="output_kind", code="invalid_type")
         if self.structured_outputs is not None:

@@ -92,7 +92,7 @@ def check_stop_scope(scope: Any) -> None:
     Raises:
         InvalidRequest: it is something else than a `StopScope`.
     """
-    if scope is not None and not isinstance(scope, StopScope):
+    if not isinstance(scope, StopScope):
         raise InvalidRequest("stop_scope must be a StopScope", param="stop_scope", code="invalid_type")
 
 
@@ -101,8 +101,6 @@ def check_repetition(wanted: Any) -> None:
     Raises:
         InvalidRequest: names `repetition_detection` or the field in it.
     """
-    if wanted is None:
-        return
     name = "repetition_detection"
     if not isinstance(wanted, RepetitionDetection):
         raise InvalidRequest(f"{name} must be RepetitionDetection(...)", param=name, code="invalid_type")

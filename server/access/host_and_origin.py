@@ -12,7 +12,7 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.base.errors import Headers, ambiguous_head, misdirected, origin_not_allowed
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.base.ignored import HEADER as SKIPPED
+from troupellm.server.base.skipped import HEADER as SKIPPED
 
 ANY = "*"
 PREFLIGHT_SECONDS = b"600"

@@ -23,8 +23,7 @@ from troupellm.server.app.routes import METRICS_PATH, PROBES, routes
 from troupellm.server.base.body import most_bytes, read_body
 from troupellm.server.base.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.base.exchange import Exchange, Receive, Scope, Send, check_size
-from troupellm.server.base.ignored import UnknownFields
-from troupellm.server.base.json_body import decode_body
+from troupellm.server.base.json_body import UnknownFields, decode_body
 from troupellm.server.base.query import decode_query
 from troupellm.server.base.router import Found, Route, Router, RouteScope, choose
 from troupellm.server.base.threads import offload

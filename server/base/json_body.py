@@ -1,5 +1,6 @@
-"""Request bodies as strict JSON, decoded into one typed Struct."""
+"""Request bodies as strict JSON, decoded into one typed Struct. Unknown fields that look like sampling are logged."""
 
+import logging
 import re
 from typing import Any, TypeVar
 
@@ -11,7 +12,6 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import INLINE_BYTES
 from troupellm.server.base.body_room import Reservation
 from troupellm.server.base.errors import invalid_json
-from troupellm.server.base.ignored import UnknownFields
 from troupellm.server.base.surrogates import without_halves
 from troupellm.server.base.threads import offload
 
@@ -26,7 +26,35 @@ CONTAINER_BYTES = 200
 PARALLEL_DECODES = 1
 """Large bodies that are decoded at once: each takes several times its bytes meanwhile, and the interpreter's lock."""
 
+logger = logging.getLogger("troupellm.server")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+MAX_REMEMBERED = 64
+"""Unknown fields that are logged."""
+_FIELD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+"""Names that may stand in a log line; also bounds the memory of them."""
+_SAMPLING = re.compile(
+    r"penalty|temperature|sampl|logit|logprob|mirostat|dry_|xtc_|dynatemp|smoothing|typical|cutoff|ngram|beam|guided|grammar|n_predict"
+    r"|token|stop|seed|^(top|min|max)_|_p$"
+)
+
+
+class UnknownFields:
+    """Logs each such field once, for the first 64 names."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def report(self, body: Any, kind: type[msgspec.Struct]) -> None:
+        """Look at a decoded body that is about to become a `kind`."""
+        if not isinstance(body, dict):
+            return
+        for name in body.keys() - kind.__struct_fields__:
+            if name in self._logged or len(self._logged) >= MAX_REMEMBERED:
+                continue
+            if body[name] is not None and _FIELD.fullmatch(name) and _SAMPLING.search(name):
+                self._logged.add(name)
+                logger.warning("requests have a field %s, which this server does not know and ignores", name)
 
 
 async def decode_body(

@@ -10,8 +10,7 @@ from troupellm.protocol.api.caller import Caller
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.errors import answer, flatten
 from troupellm.server.base.exchange import Exchange, Message
-from troupellm.server.base.ignored import UnknownFields
-from troupellm.server.base.json_body import decode_body
+from troupellm.server.base.json_body import UnknownFields, decode_body
 from troupellm.server.base.router import Route, Router
 from troupellm.server.host.server_state import ServerState
 

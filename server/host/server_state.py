@@ -19,8 +19,8 @@ from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.server.base.body_room import BodyRoom
 from troupellm.server.base.errors import HttpError, not_ready
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.base.ignored import Skipped
 from troupellm.server.base.json_body import PARALLEL_DECODES
+from troupellm.server.base.skipped import Skipped
 from troupellm.server.host.admin_actions import AdminActions
 from troupellm.server.host.background import Background
 from troupellm.server.host.counting import Counting

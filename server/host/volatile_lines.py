@@ -21,14 +21,15 @@ class VolatileLines:
         self._patterns = tuple(patterns)
 
     @classmethod
-    def read(cls, path: str | None) -> "VolatileLines":
-        """A file of regular expressions, one a line; empty lines and those that begin with # say nothing.
+    def read(cls, path: str | None) -> "VolatileLines | None":
+        """A file of regular expressions, one a line; empty lines and those that begin with # say nothing. None without
+        a file.
 
         Raises:
             ConfigError: the file cannot be read, or has a line that is no regular expression.
         """
         if path is None:
-            return cls(())
+            return None
         try:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)

@@ -15,7 +15,7 @@ from troupellm.protocol.api.anthropic import InputMessage
 from troupellm.protocol.api.open_schemas import SKIPPED_BLOCKS
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.checks import printable
-from troupellm.server.base.ignored import skipped_names
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.messages.tool_changes import CHANGES, ToolChange, tool_change
 from troupellm.server.openai.past_messages import MAX_MESSAGES, media_of, newest_places, past_texts, without_billing
 

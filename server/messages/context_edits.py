@@ -14,7 +14,7 @@ from msgspec import UNSET
 from troupellm.protocol.api.anthropic import AppliedEdit, ContextEdit, EditAmount, InputMessage, PromptFields
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.checks import got
-from troupellm.server.base.ignored import skipped_names
+from troupellm.server.base.skipped import skipped_names
 
 CLEAR_TOOLS: Final = "clear_tool_uses_20250919"
 CLEAR_THINKING: Final = "clear_thinking_20251015"

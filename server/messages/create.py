@@ -32,8 +32,7 @@ from troupellm.server.messages.builder import PING, MessageBuilder, encoded
 from troupellm.server.messages.context_edits import Edited, edited
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.openai.cache_marks import marks_of_message
-from troupellm.server.openai.chat_turn import ServedTurn, open_turn, prepare
-from troupellm.server.openai.messages import read_parts
+from troupellm.server.openai.chat_turn import ServedTurn, open_turn, prepare, read_parts
 from troupellm.server.openai.translated import answer_within, bounded, chunks_of, relabelled
 from troupellm.server.storage.message_threads import counted_from, hold, joined
 

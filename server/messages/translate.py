@@ -10,8 +10,8 @@ from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.checks import got
 from troupellm.protocol.params.tools import MAX_TOOLS, check_tools
-from troupellm.server.base.ignored import skipped_names
 from troupellm.server.base.json_body import invalid_field
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.messages.blocks import conversation_of
 from troupellm.server.messages.tool_changes import ToolChange, offered
 from troupellm.server.openai.translated import Names, relabel

@@ -25,8 +25,7 @@ from troupellm.server.openai.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.openai.kv_transfer import remote_blocks
 from troupellm.server.openai.load_report import report_load
 from troupellm.server.openai.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
-from troupellm.server.openai.sessions import session_of
-from troupellm.server.openai.streaming import account, final_usage, include_usage, options, pump, usage_body
+from troupellm.server.openai.streaming import account, final_usage, include_usage, options, pump, session_of, usage_body
 
 
 async def create(host: ServerState, exchange: Exchange, request: CompletionRequest) -> None:

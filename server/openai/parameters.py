@@ -14,7 +14,7 @@ from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection
 from troupellm.protocol.params.tools import Tool
 from troupellm.server.host.served_engine import ServedEngine
-from troupellm.server.openai.structured_outputs import guide_of
+from troupellm.server.openai.structured_outputs import FORM_FIELDS, guide_of
 
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_TEXT = 1_000
@@ -43,8 +43,7 @@ def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngi
     """
     values = {name: getattr(request, name) for name in _SAMPLING_FIELDS if getattr(request, name) is not None}
     values |= _max_tokens(request) | extra_values(request)
-    guide = guide_of(request)
-    if guide is not None:
+    if any(getattr(request, name) is not None for name in FORM_FIELDS) and (guide := guide_of(request)) is not None:
         values["guide"] = guide
     if isinstance(request, ChatRequest) and request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequest("best_of is for completions; here it must be absent or equal to n", param="best_of")

@@ -14,7 +14,7 @@ import msgspec
 
 from troupellm.protocol.api.chat import ChatMessage
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.base.ignored import skipped_names
+from troupellm.server.base.skipped import skipped_names
 
 MEDIA = ("image", "audio", "video", "file")
 _AS_FILES = ("document", "pdf", "attachment")
@@ -295,7 +295,8 @@ class _Reader:
         return "\n".join(found.texts)  # templates write a content that is null as "None"
 
     def _skip(self, noun: str, kinds: Sequence[str]) -> None:
-        self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
+        if kinds:
+            self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
 
 
 def _without_billing(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:

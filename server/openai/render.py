@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from troupellm.actors.admission.prompts import estimate_tokens
-from troupellm.models.processes.lock_pauses import let_others_run
+from troupellm.models.tokenizer.tokenizer import let_others_run
 from troupellm.protocol.api.chat import ChatRequest, CompletionRequest
 from troupellm.protocol.api.rendered import RenderedRequest
 from troupellm.protocol.errors import InvalidRequest

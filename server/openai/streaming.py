@@ -1,18 +1,34 @@
-"""The shared part of streaming routes: from a stream's deltas to sends, and token counts as the API reports them."""
+"""The shared part of generating routes: a request's options of the engine and its session, the sends of a stream's
+deltas, and token counts as the API reports them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from troupellm.actors.client.stream import Stream
 from troupellm.protocol.api.chat import GenerationFields, UsageBody
 from troupellm.protocol.api.usage import CompletionTokensDetails, PromptTokensDetails
+from troupellm.protocol.config.kv_hints import RETENTION_SECONDS, KVHints
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.params.outputs import CachedTokens, Completion, Delta, FinishReason, Usage
 from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.replica_header import replica_of
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.base.sse import EventStream
-from troupellm.server.openai.sessions import hints_of
+
+MAX_SESSION_ID = 512
+"""Characters."""
+_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session_id", b"thread-id", b"x-session-affinity")
+"""In the order in which they are looked at: any client's, Claude Code's, two of Codex, that of opencode and pi."""
+
+
+class Session(msgspec.Struct, frozen=True):
+    id: str | None
+    """Of the key's sessions; other keys may use the same id for theirs."""
+    skipped: list[str]
+    """Names that cannot be one; see `skipped_names`."""
 
 
 async def pump(stream: Stream, events: EventStream, encode: Callable[[Delta], bytes], sequences: int) -> bytes:
@@ -120,3 +136,28 @@ def predictions(usages: Sequence[Usage]) -> dict[str, int]:
         "rejected_prediction_tokens": drafted - accepted,
         "prediction_steps": sum(usage.draft_steps for usage in usages),
     }
+
+
+def hints_of(exchange: Exchange, request: GenerationFields) -> KVHints:
+    """The KV hints in a request's fields and headers.
+
+    Raises:
+        InvalidRequest: `X-data-parallel-rank` is no number.
+    """
+    retain = RETENTION_SECONDS.get(request.prompt_cache_retention or "", 0.0)
+    return KVHints(session=session_of(exchange, request).id or "", retain=retain, replica=replica_of(exchange))
+
+
+def session_of(exchange: Exchange, request: GenerationFields) -> Session:
+    """The first name that a request gives its session; one that is empty, too long or unprintable is passed over."""
+    found = [("session_id", request.session_id)]
+    found += [(name.decode(), exchange.header(name)) for name in _HEADERS]
+    user = None if request.metadata is None else request.metadata.get("user_id")
+    found += [("prompt_cache_key", request.prompt_cache_key), ("user_id", user)]
+    wrong: list[str] = []
+    for place, name in found:
+        if name and len(name) <= MAX_SESSION_ID and name.isprintable():
+            return Session(name, skipped_names("session", wrong) if wrong else [])
+        if name:
+            wrong.append(place)
+    return Session(None, skipped_names("session", wrong) if wrong else [])

@@ -22,6 +22,8 @@ _OLD_NAMES = {
     "ebnf": "grammar",
 }
 """vLLM's old names and SGLang's."""
+FORM_FIELDS = ("response_format", "structured_outputs", "guided_whitespace_pattern", *_OLD_NAMES)
+"""Fields of a request that ask for a form of the output."""
 
 
 def guide_of(request: GenerationFields) -> GuideSpec | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from troupellm.actors.admission.prompts import estimate_tokens
-from troupellm.models.processes.lock_pauses import let_others_run
+from troupellm.models.tokenizer.tokenizer import let_others_run
 from troupellm.protocol.api.chat import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -21,7 +21,7 @@ from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.counting import charged
 from troupellm.server.host.server_state import ServerState
-from troupellm.server.openai.messages import plain_tools
+from troupellm.server.openai.chat_turn import plain_tools
 from troupellm.server.openai.parameters import chat_prompt, refuse_unsupported
 from troupellm.server.openai.past_messages import plain_messages
 

@@ -13,7 +13,7 @@ import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.checks import printable
-from troupellm.server.base.ignored import skipped_names
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.openai.past_messages import newest_places, past_texts, without_billing
 from troupellm.server.responses.past_calls import CALLS, OUTPUTS, Item, call_id_of, past_call, past_output
 from troupellm.server.responses.sealed import unsealed

@@ -21,8 +21,7 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.body_room import Reservation, no_room
 from troupellm.server.base.errors import ClientGone, answer, flatten
 from troupellm.server.base.exchange import EVENTS, Exchange, Message
-from troupellm.server.base.ignored import UnknownFields
-from troupellm.server.base.json_body import decode_body
+from troupellm.server.base.json_body import UnknownFields, decode_body
 from troupellm.server.base.sse import open_events
 from troupellm.server.base.threads import offload
 from troupellm.server.host.server_state import ServerState

@@ -9,8 +9,8 @@ from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.api.responses import ResponsesRequest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.tools import Effort
-from troupellm.server.base.ignored import skipped_names
 from troupellm.server.base.json_body import invalid_field
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.openai.translated import Names, relabel
 from troupellm.server.responses.items import MAX_UNPACKED_BYTES, Conversation, conversation_of
 from troupellm.server.responses.past_calls import Item

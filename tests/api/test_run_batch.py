@@ -13,8 +13,9 @@ import pytest
 import tqdm
 
 from troupellm.server.cli.main import main
+from troupellm.tests.support.servers import processes
 
-SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1", "--no-worker-process")
+SMALL = (*processes.SMALL, *processes.ON_A_THREAD)
 BODY = {"model": "tiny", "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 

@@ -13,8 +13,7 @@ from troupellm.server.base.body import INLINE_BYTES
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages.create import create
-from troupellm.server.openai.chat_turn import open_turn
-from troupellm.server.openai.messages import INLINE_PARTS, read_parts
+from troupellm.server.openai.chat_turn import INLINE_PARTS, open_turn, read_parts
 
 pytestmark = pytest.mark.anyio
 

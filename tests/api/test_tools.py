@@ -11,6 +11,7 @@ import pytest
 from troupellm.actors.engine.engine import Engine
 from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS
 from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.engines.fixtures import SETTINGS
 from troupellm.tests.support.servers.front_pair import front_pair
 from troupellm.tests.support.servers.serving import running_server
 
@@ -66,7 +67,7 @@ ASK = {
 
 @asynccontextmanager
 async def sdk(**settings):
-    small = {"kv_cache_memory_bytes": 16 * 2**20, "device": "cpu", "num_threads": 1, "flush_interval": 0.0}
+    small = SETTINGS | {"kv_cache_memory_bytes": 16 * 2**20}
     async with (
         Engine(None, served_model_name=("troupe",), **(small | settings)) as engine,
         running_server(engine) as served,
@@ -80,8 +81,14 @@ async def sdk(**settings):
         yield client
 
 
-@pytest.fixture
-async def client():
+@pytest.fixture(scope="module")
+def anyio_backend():
+    return ("asyncio", {"use_uvloop": True})
+
+
+@pytest.fixture(scope="module")
+async def client(anyio_backend):
+    """Of one engine for all tests that need no settings of their own."""
     async with sdk() as client:
         yield client
 
@@ -334,7 +341,7 @@ async def test_a_budget_ends_thoughts_and_form_and_calls_begin_behind_them():
 
 async def test_a_front_in_another_process_speaks_the_same():
     """Guides, kept tokens and marks cross the socket; answers are parsed where they are read."""
-    small = {"kv_cache_memory_bytes": 16 * 2**20, "device": "cpu", "num_threads": 1}
+    small = SETTINGS | {"kv_cache_memory_bytes": 16 * 2**20}
     choice = {"type": "function", "function": {"name": "book_table"}}
     async with Engine(None, **small) as engine, front_pair(engine) as pair:
         answers = []

@@ -89,7 +89,7 @@ async def counts_while_a_prompt_is_answered(client, host, held: Held) -> None:
             group.start_soon(ask, path)
         group.start_soon(partial(ask, "/v1/responses", truncation="auto"))
         try:
-            await eventually(lambda: host.counting.inside == asked and held.waiting > 0, 30)
+            await eventually(lambda: host.counting.inside == asked and held.waiting == PARALLEL, 30)
             body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2}
             answer = await client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text

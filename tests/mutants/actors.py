@@ -112,7 +112,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "one key keeps the turn until its line is empty",
-        "actors/runtime/turns.py",
+        "actors/runtime/mailbox.py",
         "            self._lines.move_to_end(key)\n",
         "            pass\n",
         "actors/runtime/test_key_turns.py",

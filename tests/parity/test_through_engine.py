@@ -84,6 +84,8 @@ other tests; the largest crowds have as many threads as the engine takes by itse
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
 QUICK_CROWD = 12
+SETTINGS = {"num_threads": 1, "max_num_prefill_tokens": 512}
+"""With a fixed number of prompt tokens in a step, which else is measured at each start."""
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +179,7 @@ async def generate_all(
 @pytest.mark.anyio
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_request_alone_gives_the_tokens_of_transformers(reference: Reference, threads: int) -> None:
-    async with troupellm.Engine(reference.folder, num_threads=threads) as engine:
+    async with troupellm.Engine(reference.folder, **SETTINGS | {"num_threads": threads}) as engine:
         for prompt in reference.prompts(LENGTHS):
             await reference.check(engine, prompt, (await generate_all(engine, [prompt]))[0])
 
@@ -186,7 +188,7 @@ async def test_a_request_alone_gives_the_tokens_of_transformers(reference: Refer
 async def test_another_token_is_noticed(reference: Reference) -> None:
     (prompt,) = reference.prompts([20])
     answer = reference.greedy(prompt)
-    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
+    async with troupellm.Engine(reference.folder, **SETTINGS) as engine:
         await reference.check(engine, prompt, answer)
         for where in (0, NEW_TOKENS - 1):
             wrong = [*answer[:where], (answer[where] + 1) % reference.model.config.vocab_size, *answer[where + 1 :]]
@@ -199,7 +201,7 @@ async def test_another_token_is_noticed(reference: Reference) -> None:
 async def test_requests_in_a_crowd_give_the_tokens_of_transformers(reference: Reference, size: int) -> None:
     prompts = reference.prompts([1 + (37 * index) % 90 for index in range(size)])
     few = 2 if reference.name == TWO_THREADS else 1
-    async with troupellm.Engine(reference.folder, num_threads=None if size == 64 else few) as engine:
+    async with troupellm.Engine(reference.folder, **SETTINGS | {"num_threads": None if size == 64 else few}) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
             await reference.check(engine, prompt, got)
 
@@ -207,7 +209,7 @@ async def test_requests_in_a_crowd_give_the_tokens_of_transformers(reference: Re
 @pytest.mark.anyio
 async def test_prompts_in_chunks_give_the_tokens_of_transformers(reference: Reference) -> None:
     prompts = reference.prompts([1, 40, 75, 61])
-    async with troupellm.Engine(reference.folder, max_num_batched_tokens=7, max_num_seqs=3, num_threads=1) as engine:
+    async with troupellm.Engine(reference.folder, max_num_batched_tokens=7, max_num_seqs=3, **SETTINGS) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
             await reference.check(engine, prompt, got)
 
@@ -217,7 +219,7 @@ async def test_preempted_requests_give_the_tokens_of_transformers(reference: Ref
     prompts = reference.prompts([30, 25, 40, 33, 28, 37])
     num_groups = len(set(getattr(reference.model.config, "layer_types", None) or [""]))
     settings = {"num_gpu_blocks_override": 8 * num_groups, "max_model_len": 64, "enable_prefix_caching": False}
-    async with troupellm.Engine(reference.folder, **settings, num_threads=1) as engine:
+    async with troupellm.Engine(reference.folder, **settings, **SETTINGS) as engine:
         answers = await generate_all(engine, prompts)
         assert engine.snapshot().scheduler.preemptions > 0
         for prompt, got in zip(prompts, answers, strict=True):
@@ -228,7 +230,7 @@ async def test_preempted_requests_give_the_tokens_of_transformers(reference: Ref
 async def test_with_a_prefix_hit(reference: Reference) -> None:
     (prompt,) = reference.prompts([70])
     longer = [*prompt, 5, 6, 7]
-    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
+    async with troupellm.Engine(reference.folder, **SETTINGS) as engine:
         await generate_all(engine, [prompt])
         for again in (prompt, longer, prompt[:64]):
             completion = await engine.generate(again, temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -240,10 +242,10 @@ async def test_with_a_prefix_hit(reference: Reference) -> None:
 async def test_a_seed_gives_the_same_tokens_alone_and_in_the_crowd(reference: Reference) -> None:
     prompts = reference.prompts([9 + (29 * index) % 60 for index in range(24)])
     sampling = {"temperature": 1.0, "top_p": 0.95, "top_k": 50}
-    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
+    async with troupellm.Engine(reference.folder, **SETTINGS) as engine:
         alone = [(await generate_all(engine, [prompt], seed=5, **sampling))[0] for prompt in prompts[:4]]
     settings = {"max_num_batched_tokens": 64, "enable_prefix_caching": False}
-    async with troupellm.Engine(reference.folder, **settings, num_threads=1) as engine:
+    async with troupellm.Engine(reference.folder, **settings, **SETTINGS) as engine:
         crowd = await generate_all(engine, prompts, seed=5, **sampling)
         assert crowd[:4] == alone
         assert (await generate_all(engine, [prompts[0]], seed=6, **sampling))[0] != alone[0]

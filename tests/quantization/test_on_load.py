@@ -61,14 +61,16 @@ def agreement(got: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -
 
 @pytest.fixture(scope="module")
 async def plain() -> list[tuple[int, ...]]:
-    async with troupellm.Engine(max_model_len=512) as engine:
+    async with troupellm.Engine(max_num_prefill_tokens=512, max_model_len=512) as engine:
         return await answers(engine)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("mode", "cache"), AGREEMENT, ids=str)
 async def test_the_same_tokens_with_fewer_bits(plain, mode: str | None, cache: str) -> None:
-    async with troupellm.Engine(max_model_len=512, quantization=mode, kv_cache_dtype=cache) as engine:
+    async with troupellm.Engine(
+        max_num_prefill_tokens=512, max_model_len=512, quantization=mode, kv_cache_dtype=cache
+    ) as engine:
         got = await answers(engine)
         assert engine.ready.quantization == (mode or "")
         assert engine.ready.cache_dtype == cache
@@ -79,7 +81,7 @@ async def test_the_same_tokens_with_fewer_bits(plain, mode: str | None, cache: s
 async def test_int8_answers_are_the_same_after_chunks_preemption_forks_and_sleep() -> None:
     """In int8 throughout: chunks, preemption, replayed prefixes, forks and sleep against one sequence at a time."""
     eight = {"quantization": "int8", "kv_cache_dtype": "int8"}
-    async with troupellm.Engine(max_model_len=128, **eight) as engine:
+    async with troupellm.Engine(max_num_prefill_tokens=512, max_model_len=128, **eight) as engine:
         alone = [(await answers(engine, [prompt]))[0] for prompt in PROMPTS]
         again = await engine.generate(PROMPTS[2] * 4, temperature=0.0, max_tokens=8)
         hit = await engine.generate(PROMPTS[2] * 4, temperature=0.0, max_tokens=8)
@@ -91,7 +93,7 @@ async def test_int8_answers_are_the_same_after_chunks_preemption_forks_and_sleep
         await engine.wake()
         assert agreement(await answers(engine), alone) == 1.0
     small = {"num_gpu_blocks_override": 8, "max_num_batched_tokens": 20, "enable_prefix_caching": False}
-    async with troupellm.Engine(max_model_len=128, **eight, **small) as engine:
+    async with troupellm.Engine(max_num_prefill_tokens=512, max_model_len=128, **eight, **small) as engine:
         await engine.pause()
         found: list[tuple[int, ...]] = []
 
@@ -110,7 +112,7 @@ async def test_int8_answers_are_the_same_after_chunks_preemption_forks_and_sleep
 @pytest.mark.slow
 async def test_in_a_process_of_its_own(plain) -> None:
     eight = {"quantization": "int8", "kv_cache_dtype": "int8", "worker_process": True}
-    async with troupellm.Engine(max_model_len=512, **eight) as engine:
+    async with troupellm.Engine(max_num_prefill_tokens=512, max_model_len=512, **eight) as engine:
         assert agreement(await answers(engine), plain) >= AGREEMENT["int8", "int8"]
 
 
@@ -118,7 +120,9 @@ async def test_in_a_process_of_its_own(plain) -> None:
 async def test_quantized_weights_take_less() -> None:
     sizes = {}
     for mode in (None, "int8"):
-        async with troupellm.Engine(max_model_len=512, num_gpu_blocks_override=64, quantization=mode) as engine:
+        async with troupellm.Engine(
+            max_num_prefill_tokens=512, max_model_len=512, num_gpu_blocks_override=64, quantization=mode
+        ) as engine:
             sizes[mode] = engine.ready.weight_bytes
     assert sizes["int8"] < 0.4 * sizes[None]
 

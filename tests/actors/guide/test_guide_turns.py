@@ -7,7 +7,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from troupellm.actors.guide.fair_queue import HALF_LIFE, MOST_WAITING, PATIENCE, SMALL_BYTES, TooManyWaiting, Turns
-from troupellm.actors.runtime.turns import PlainTurns
+from troupellm.actors.input.long_texts import PlainTurns
 
 pytestmark = pytest.mark.anyio
 

@@ -3,8 +3,7 @@
 import anyio
 import pytest
 
-from troupellm.actors.runtime.mailbox import Mailbox
-from troupellm.actors.runtime.turns import KeyTurns
+from troupellm.actors.runtime.mailbox import KeyTurns, Mailbox
 
 
 def key_of(item: str) -> str:

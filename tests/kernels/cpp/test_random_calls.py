@@ -11,7 +11,7 @@ from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 from troupellm.tests.support.kernels.random_calls import PRODUCTS
 from troupellm.tests.support.kernels.random_decoders import DECODERS
 
-CALLS = int(os.environ.get("TROUPE_RANDOM_CALLS", "30"))
+CALLS = int(os.environ.get("TROUPE_RANDOM_CALLS", "15"))
 """Of each function; `make asan` makes 2,000."""
 
 

@@ -56,8 +56,10 @@ def run(files: list[Path], arguments: tuple[str, ...], *, interpret: bool, cache
 
 
 @pytest.fixture(scope="module")
-def quick_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    cache = tmp_path_factory.mktemp("triton")
+def quick_results(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """Compiled kernels are kept for later runs: Triton finds them by source, options and version."""
+    kept = getattr(pytestconfig, "cache", None)
+    cache = tmp_path_factory.mktemp("triton") if kept is None else kept.mkdir("triton")
     return run(RUN, QUICK, interpret=True, cache=cache) | run(COMPILED, QUICK, interpret=False, cache=cache)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from troupellm.models.chat_template.message_repair import text_of
+from troupellm.models.chat_template.message_forms import text_of
 from troupellm.models.chat_template.template import ChatTemplate
 
 TEXT = "{% for m in messages %}{{ m.content + '' }};{% endfor %}"

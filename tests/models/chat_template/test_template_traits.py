@@ -2,7 +2,7 @@
 
 import pytest
 
-from troupellm.models.chat_template.message_repair import TemplateTraits, repaired
+from troupellm.models.chat_template.message_forms import TemplateTraits, repaired
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import RendersHere, TemplateRefused
 from troupellm.models.chat_template.template_traits import probed

@@ -262,7 +262,7 @@ METHODS: dict[str, dict[str, Any]] = {
 KINDS = ("ngram", "suffix", "draft_model", "eagle3", "eagle", "medusa", "mtp", "custom")
 
 
-@pytest.mark.parametrize("name", cases(METHODS, ("eagle_tree",)))
+@pytest.mark.parametrize("name", cases(METHODS, ("medusa",)))
 async def test_drafts_of_every_method_are_verified(drafters: Path, gpu: Gpu, name: str) -> None:
     method = next(kind for kind in KINDS if name.startswith(kind))
     target = drafters / ("deepseek" if method == "mtp" else "target")

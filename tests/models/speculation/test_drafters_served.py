@@ -19,7 +19,13 @@ from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
 from troupellm.tests.support.speculation.plain_heads import write_drafters
 
 TOKENS = 40
-SETTINGS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "flush_interval": 0.0, "block_size": 8}
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "num_threads": 1,
+    "flush_interval": 0.0,
+    "block_size": 8,
+    "max_num_prefill_tokens": 512,
+}
 ROOMY, SMALL = {"num_gpu_blocks_override": 200}, {"num_gpu_blocks_override": 24, "max_model_len": 128}
 Kept = list[tuple[int, int]]
 

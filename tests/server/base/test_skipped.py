@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from troupellm.server.base.ignored import HEADER, MAX_NAMED, MAX_REMEMBERED, Skipped, skipped_names
+from troupellm.server.base.skipped import HEADER, MAX_NAMED, MAX_REMEMBERED, Skipped, skipped_names
 
 pytestmark = pytest.mark.anyio
 

@@ -3,8 +3,7 @@ import logging
 import pytest
 
 from troupellm.protocol.api.chat import ChatRequest, CompletionRequest
-from troupellm.server.base.ignored import MAX_REMEMBERED, UnknownFields
-from troupellm.server.base.json_body import decode_json
+from troupellm.server.base.json_body import MAX_REMEMBERED, UnknownFields, decode_json
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from troupellm.protocol.api.anthropic import CountTokensRequest, MessagesRequest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.messages.translate import translate
-from troupellm.server.openai.messages import tool_use_of
+from troupellm.server.openai.chat_turn import tool_use_of
 
 TOOL = {"name": "get", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
 

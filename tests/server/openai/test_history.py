@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from troupellm.protocol.api.chat import ChatMessage, ChatRequest
-from troupellm.server.openai.messages import (
+from troupellm.server.openai.chat_turn import (
     INLINE_LETTERS,
     INLINE_PARTS,
     INLINE_TOOLS,

@@ -3,7 +3,7 @@
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.openai.messages import tool_use_of
+from troupellm.server.openai.chat_turn import tool_use_of
 from troupellm.server.openai.past_messages import plain_messages
 from troupellm.tests.support.chat.transcripts import CHAT_KINDS, MESSAGES_KINDS, RESPONSES_KINDS, answer, chat_of, user
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from troupellm.protocol.api.chat import ChatRequest
-from troupellm.server.openai.sessions import MAX_SESSION_ID, session_of
+from troupellm.server.openai.streaming import MAX_SESSION_ID, session_of
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from troupellm.protocol.api.responses import ContextManagement, ResponsesRequest
 from troupellm.protocol.api.tools import ChosenFunction, ToolChoiceBody
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.params.outputs import Usage
-from troupellm.server.openai.messages import tool_use_of
+from troupellm.server.openai.chat_turn import tool_use_of
 from troupellm.server.responses.compact import (
     MAX_NEWEST_BYTES,
     compacted,

@@ -11,7 +11,7 @@ from troupellm.protocol.api.anthropic import MessagesRequest
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.api.responses import ResponsesRequest
 from troupellm.server.messages.translate import translate as translate_messages
-from troupellm.server.openai.messages import tool_use_of
+from troupellm.server.openai.chat_turn import tool_use_of
 from troupellm.server.openai.past_messages import plain_messages
 from troupellm.server.responses.items import as_items
 from troupellm.server.responses.sealed import sealed

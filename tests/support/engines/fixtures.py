@@ -9,7 +9,14 @@ import pytest
 from troupellm.actors.engine.engine import Engine
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
-SETTINGS = {"kv_cache_memory_bytes": 4 * 2**20, "device": "cpu", "num_threads": 1, "flush_interval": 0.0}
+SETTINGS = {
+    "kv_cache_memory_bytes": 4 * 2**20,
+    "device": "cpu",
+    "num_threads": 1,
+    "flush_interval": 0.0,
+    "max_num_prefill_tokens": 512,
+}
+"""With a fixed number of prompt tokens in a step, which else is measured at each start."""
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from troupellm.tests.support.clients.plain_http import NO_TLS
 
 START_SECONDS = 60.0
-SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
+SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1", "--max-num-prefill-tokens", "512")
 """Flags that keep a server of the tiny model small and quick to start."""
 NO_SPARE = ("--no-spare-worker",)
 """A spare process takes seconds of a core to import torch, for tests that do not kill its elder."""

@@ -98,7 +98,7 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
     script.step({0: 7})
     script.add(1, make_prompt(4, 1), temperature=0.8, seed=4, min_p=0.01)
     script.step({0: 4, 1: 4})
-    script.decode(0, 1, steps=3)
+    script.decode(0, 1, steps=2)
     with as_on_a_gpu(DEVICE):
         made = runner(Pair.stored(folder), (2,))
         while made.idle():  # captures

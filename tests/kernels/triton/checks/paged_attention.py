@@ -21,12 +21,13 @@ from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in (*CASES, *DEVICE_CASES)}
 SLOW = (
-    "bfloat16", "bfloat16_decode", "decode_in_a_window", "decodes", "group_of_24", "group_of_7", "group_of_seven",
-    "group_of_seven_window", "head_dim_80", "heads_of_80", "long_chunks", "long_window", "mixed", "page_of_32",
-    "skewed", "sinks", "soft_cap", "verify", "window",
+    "bfloat16", "bfloat16_decode", "chunk_with_past", "decode_in_a_window", "decodes", "extend_in_a_window", "float16",
+    "group_of_24", "group_of_7", "group_of_seven", "group_of_seven_window", "head_dim_256", "head_dim_80",
+    "heads_of_80", "long_chunks", "long_window", "mixed", "page_of_32", "page_of_64", "prefill", "skewed", "sinks",
+    "soft_cap", "verify", "verify_in_a_window", "wide_decodes", "wide_with_all", "window",
 )  # fmt: skip
 """The others are small, and have all that these have: ragged lengths, groups of 1 to 12 heads, odd sizes, windows,
-caps, sinks and every type, with blocks in a random order."""
+caps, sinks and numbers of two and four bytes, with blocks in a random order."""
 
 
 def expected_of(case: Case, inputs: Inputs, scale: float) -> torch.Tensor:
