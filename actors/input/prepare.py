@@ -213,6 +213,10 @@ class Preparer:
             raise InvalidRequest(
                 f"prompt_embeds must be at most {MAX_EMBEDDING_BYTES} bytes as float32", param="prompt_embeds"
             )
+        if not self._hidden_size:
+            raise InvalidRequest(
+                "this model takes no prompt_embeds: its layers also read the ids of tokens", param="prompt_embeds"
+            )
         size = 4 * prompt.num_tokens * self._hidden_size
         if not size or len(prompt.embeddings) != size:
             raise InvalidRequest(

@@ -259,8 +259,9 @@ class _SameCaches:
 
 
 def decoder_layers(layers: Sequence[FusedLayerWeights]) -> DecoderLayers | None:
-    """Layers as one call; None where some product has no part in it, KV heads differ, or without compiled code."""
-    function = load() if len({layer.attention.num_kv_heads for layer in layers}) == 1 else None
+    """Layers as one call; None where some product has no part in it, heads differ, or without compiled code."""
+    heads = {(layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim) for layer in layers}
+    function = load() if len(heads) == 1 else None
     found = [_products(layer) for layer in layers]
     known = [products for products in found if products is not None]
     return None if function is None or len(known) < len(found) else DecoderLayers(function, layers, known)

@@ -24,6 +24,7 @@ class Case:
     """Most tokens choose the same experts, and some experts get none."""
 
 
+GELU = Swiglu(activation="gelu_tanh")
 CLAMPED = Swiglu(alpha=1.702, limit=7.0)
 MIXTRAL = Routing(top_k=2, renormalize=True)
 QWEN = Routing(top_k=4, renormalize=True)
@@ -36,6 +37,7 @@ CASES = (
     Case("one_token", 1, 8, 64, 48, MIXTRAL, torch.float32, 1e-4),
     Case("odd_sizes", 5, 7, 33, 17, PLAIN, torch.float32, 1e-4),
     Case("clamped_with_biases", 9, 8, 64, 32, GPT_OSS, torch.float32, 1e-4, CLAMPED, bias=True),
+    Case("gelu", 9, 8, 64, 32, QWEN, torch.float32, 1e-4, GELU),
     Case("batch", 40, 16, 96, 64, QWEN, torch.float32, 1e-4),
     Case("skewed", 23, 16, 64, 32, QWEN, torch.float32, 1e-4, skewed=True),
     Case("in_groups", 6, 16, 64, 32, DEEPSEEK, torch.float32, 1e-4),

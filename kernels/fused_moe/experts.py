@@ -21,7 +21,7 @@ Product = Callable[[Tensor, PackedLinear], Tensor]
 def gated_product(swiglu: Swiglu) -> Product:
     """The first product of an expert with the gate behind it: [rows, hidden] to [rows, size]."""
     if swiglu.limit is None:
-        return lambda x, gate_up: gated_linear(x, gate_up, "silu")
+        return lambda x, gate_up: gated_linear(x, gate_up, swiglu.activation)
     return lambda x, gate_up: clamped_gate(linear(x, gate_up), swiglu, invariant=gate_up.invariant)
 
 
@@ -94,7 +94,7 @@ def experts_with_additions(
         rows = x[of_tokens]
         wide = linear(rows, gate_up[expert])
         add("gate_up", expert, of_tokens, rows, wide)
-        between = GATES["silu"](wide) if swiglu.limit is None else clamped_gate(wide, swiglu)
+        between = GATES[swiglu.activation](wide) if swiglu.limit is None else clamped_gate(wide, swiglu)
         narrow = linear(between, down[expert])
         add("down", expert, of_tokens, between, narrow)
         results[places] = narrow

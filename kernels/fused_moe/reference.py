@@ -42,7 +42,8 @@ def gated_reference(gate_up: Tensor, swiglu: Swiglu) -> Tensor:
     """As `gated`."""
     gate, up = gate_up.chunk(2, dim=-1)
     if swiglu.limit is None:
-        return functional.silu(gate) * up
+        bent = functional.silu(gate) if swiglu.activation == "silu" else functional.gelu(gate, approximate="tanh")
+        return bent * up
     gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
     return gate * torch.sigmoid(gate * swiglu.alpha) * (up + 1)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+Activation = Literal["silu", "gelu_tanh"]
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 
@@ -28,12 +29,18 @@ class Routing:
 class Swiglu:
     """The gate between an expert's two products.
 
-    `silu(gate) * up` without a limit. With one, as gpt-oss has it: gate = min(gate, limit), up = clamp(up, -limit,
-    limit), and the result is gate * sigmoid(alpha * gate) * (up + 1).
+    `activation(gate) * up` without a limit. With one, as gpt-oss has it: gate = min(gate, limit), up = clamp(up,
+    -limit, limit), and the result is gate * sigmoid(alpha * gate) * (up + 1).
     """
 
     alpha: float = 1.0
     limit: float | None = None
+    activation: Activation = "silu"
+    """As of `kernels.linear.GATES`."""
+
+    @property
+    def kind(self) -> Literal["silu", "gelu_tanh", "clamped"]:
+        return self.activation if self.limit is None else "clamped"
 
 
 SILU = Swiglu()

@@ -42,7 +42,7 @@ def product_kernel(
     alpha,
     limit,
     GATED: tl.constexpr,
-    CLAMPED: tl.constexpr,
+    GATE: tl.constexpr,
     SHARE: tl.constexpr,
     KIND: tl.constexpr,
     SCALE_K: tl.constexpr,
@@ -115,7 +115,7 @@ def product_kernel(
             if GATED:
                 second += tl.load(bias + row + width).to(tl.float32)[None, :]
         if GATED:
-            acc = gated(acc, second, alpha, limit, CLAMPED)
+            acc = gated(acc, second, alpha, limit, GATE)
         else:
             acc *= tl.load(routing + slots, valid, 0.0)[:, None]
         there = out + slots.to(tl.int64)[:, None] * width + columns[None, :]
@@ -148,7 +148,7 @@ def few_gate_up_kernel(
     input_stride,
     alpha,
     limit,
-    CLAMPED: tl.constexpr,
+    GATE: tl.constexpr,
     TOP_K: tl.constexpr,
     KIND: tl.constexpr,
     SCALE_K: tl.constexpr,
@@ -196,7 +196,7 @@ def few_gate_up_kernel(
     if bias is not None:
         gate_sum += tl.load(bias + row).to(tl.float32)
         up_sum += tl.load(bias + row + width).to(tl.float32)
-    result = gated(gate_sum, up_sum, alpha, limit, CLAMPED)
+    result = gated(gate_sum, up_sum, alpha, limit, GATE)
     tl.store(out + slot.to(tl.int64) * width + columns, cast(result, out.dtype.element_ty), inside)
 
 

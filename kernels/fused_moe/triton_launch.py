@@ -16,7 +16,7 @@ from troupellm.kernels.fused_moe.triton_experts import (
     product_kernel,
     sum_kernel,
 )
-from troupellm.kernels.fused_moe.triton_weights import KINDS
+from troupellm.kernels.fused_moe.triton_weights import GATE_KINDS, KINDS
 
 
 def fused_moe_triton(
@@ -90,7 +90,7 @@ def _product(
         swiglu.alpha,
         swiglu.limit or 0.0,
         GATED=routing is None,
-        CLAMPED=swiglu.limit is not None,
+        GATE=GATE_KINDS[swiglu.kind],
         SHARE=share,
         WHOLE=weight.in_features % block_k == 0,
         **kind_options(weight),
@@ -117,7 +117,7 @@ def _few(x: Tensor, weights: Tensor, ids: Tensor, experts: StackedExperts) -> Te
         x.stride(0),
         swiglu.alpha,
         swiglu.limit or 0.0,
-        CLAMPED=swiglu.limit is not None,
+        GATE=GATE_KINDS[swiglu.kind],
         TOP_K=top_k,
         **kind_options(gate_up),
         **FEW.options,

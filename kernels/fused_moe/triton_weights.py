@@ -9,10 +9,12 @@ nothing is interleaved in registers.
 import triton
 import triton.language as tl
 
-from troupellm.kernels.common.triton_language import cast, dot
+from troupellm.kernels.common.triton_language import cast, dot, tanh
 
 KINDS = {"plain": 0, "fp8": 1, "fp8_blocks": 2, "int8": 3, "mx": 4, "int4": 5}
 PLAIN, FP8_ROWS, FP8_BLOCKS, INT8, MX, INT4 = (tl.constexpr(kind) for kind in KINDS.values())
+GATE_KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
+GELU, CLAMPED = tl.constexpr(GATE_KINDS["gelu_tanh"]), tl.constexpr(GATE_KINDS["clamped"])
 FOUR_BITS = MX
 """In this kind and the later ones, a byte holds two weights."""
 
@@ -185,12 +187,14 @@ def add_row_product(
 
 
 @triton.jit
-def gated(gate, up, alpha, limit, CLAMPED: tl.constexpr):
-    """silu(gate) * up, or the clamped gate of gpt-oss; NaN stays NaN."""
-    if CLAMPED:
+def gated(gate, up, alpha, limit, GATE: tl.constexpr):
+    """silu(gate) * up, gelu(gate) * up, or the clamped gate of gpt-oss; NaN stays NaN."""
+    if GATE == CLAMPED:
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
         gate = gate / (1.0 + tl.exp(-alpha * gate))
+    elif GATE == GELU:
+        gate = gate * 0.5 * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
     else:
         gate = gate / (1.0 + tl.exp(-gate))
     return gate * up

@@ -5,6 +5,7 @@ by name: a model is never served with an attention that leaves out its soft cap.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from troupellm.protocol.errors import ConfigError
 
 Ints = NDArray[np.int64]
 
-WIDEST_HEAD = 256
+WIDEST_HEAD = 512
 WIDEST_LATENT = 512
 """Limits of the Triton kernels' tiles."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -342,41 +343,55 @@ class Planner:
         """The plan that `paged_attention` takes; arguments as of `plan.AttentionPlan`."""
         return self.backend.plan(tables, starts, counts, self.needs, window, tree)
 
+    def with_heads(self, num_heads: int, num_kv_heads: int, head_dim: int) -> "Planner":
+        """The planner of layers with other heads."""
+        needs = replace(self.needs, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        return self if needs == self.needs else Planner(self.backend, needs)
+
     @property
     def compiled(self) -> bool:
         """True if our C++ computes it."""
         return isinstance(self.backend, Native)
 
 
-def choose(needs: Needs, name: str = "auto") -> Backend:
+def choose(needs: Needs, name: str = "auto", *others: Needs) -> Backend:
     """The back end of that name, or the first suitable one.
+
+    Args:
+        others: of layers with other heads, which it must suit, too.
 
     Raises:
         ConfigError: there is none of that name, or it, or none at all, can do what the model needs; `param` is
             attention_backend.
     """
-    able = [backend for backend in BACKENDS if backend.refuses(needs) is None]
+    every = (needs, *others)
+    able = [backend for backend in BACKENDS if _refuses(backend, every) is None]
     if name == "auto":
         if not able:
-            raise ConfigError(_none_can(needs), param="attention_backend")
+            raise ConfigError(_none_can(every), param="attention_backend")
         return able[0]
     for backend in BACKENDS:
         if name.lower() in (backend.name, *backend.also):
-            if (reason := backend.refuses(needs)) is None:
+            if (reason := _refuses(backend, every)) is None:
                 return backend
-            others = f"here one of auto, {', '.join(other.name for other in able)} can" if able else _none_can(needs)
-            raise ConfigError(f"attention_backend {backend.name} {reason}; {others}", param="attention_backend")
+            can = f"here one of auto, {', '.join(other.name for other in able)} can" if able else _none_can(every)
+            raise ConfigError(f"attention_backend {backend.name} {reason}; {can}", param="attention_backend")
     names = ", ".join(("auto", *(backend.name for backend in BACKENDS)))
     raise ConfigError(f"attention_backend {name} is not known; one of {names}", param="attention_backend")
 
 
-def _none_can(needs: Needs) -> str:
+def _refuses(backend: Backend, every: Sequence[Needs]) -> str | None:
+    """As `Backend.refuses`, of the first layers that it cannot compute."""
+    return next((reason for needs in every if (reason := backend.refuses(needs)) is not None), None)
+
+
+def _none_can(every: Sequence[Needs]) -> str:
     """Why not, each by its reason, and the settings of which any one would do if it were another."""
-    reasons = "; ".join(f"{backend.name} {backend.refuses(needs)}" for backend in BACKENDS)
+    reasons = "; ".join(f"{backend.name} {_refuses(backend, every)}" for backend in BACKENDS)
     changes = {
-        "kv_cache_dtype auto": replace(needs, kv_dtype=None),
-        "no batch_invariant": replace(needs, batch_invariant=False),
-        "device cpu": replace(needs, device=torch.device("cpu")),
+        "kv_cache_dtype auto": [replace(needs, kv_dtype=None) for needs in every],
+        "no batch_invariant": [replace(needs, batch_invariant=False) for needs in every],
+        "device cpu": [replace(needs, device=torch.device("cpu")) for needs in every],
     }
-    enough = [text for text, other in changes.items() if any(backend.refuses(other) is None for backend in BACKENDS)]
+    enough = [text for text, other in changes.items() if any(_refuses(some, other) is None for some in BACKENDS)]
     return f"no back end can compute this model's attention ({reasons}); set {' or '.join(enough)}"

@@ -55,7 +55,7 @@ WIDE_CASES = (
     Case("wide_mixed", (0, 50, 7, 31), (40, 1, 20, 5), 6, 2, 288, tolerance=4e-5),
     Case("wide_with_all", (0, 90, 7), (33, 1, 20), 19, 1, 272, window=70, softcap=0.8, sinks=True),
 )
-"""Heads wider than our kernels for a GPU take, but for latent vectors."""
+"""Heads wider than those whose keys and values the compiled code writes on the way."""
 
 
 def make_inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:

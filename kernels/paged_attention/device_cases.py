@@ -22,6 +22,7 @@ DEVICE_CASES = (
     Case("head_dim_80", (20, 33), (1, 1), 2, 1, 80),
     Case("head_dim_96", (20, 0), (1, 18), 2, 1, 96),
     Case("head_dim_256", (20, 33), (1, 1), 2, 1, 256),
+    Case("head_dim_512", (20, 0), (1, 17), 4, 2, 512),
     Case("verify", (20, 33, 0), (4, 4, 4), 8, 2, 16),
     Case("verify_over_a_page", (14, 30, 12), (5, 5, 5), 4, 2, 16),
     Case("verify_in_a_window", (40, 3, 17), (3, 3, 3), 4, 2, 16, window=5),

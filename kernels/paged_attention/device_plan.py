@@ -75,7 +75,7 @@ def decode_launch(shape: AttentionShape, queries: int) -> Launch:
 def extend_launch(shape: AttentionShape) -> Launch:
     """Chosen like that of decode; ROWS are query tokens times heads of a group."""
     narrow, single = shape.padded_dim <= 128, shape.kv_dtype == torch.float32
-    rows = max(32 if single else 128 if narrow else 64, next_power_of_2(shape.group))
+    rows = max(32 if single or shape.padded_dim > 256 else 128 if narrow else 64, next_power_of_2(shape.group))
     constants = {"ROWS": rows, "TILE": _tile(shape)}
     return Launch(warps=8, stages=3 if narrow and not single else 2, constants=constants)
 

@@ -20,6 +20,7 @@ from troupellm.models.gpu.batch import DeviceSpans
 from troupellm.models.gpu.device import CpuDevice, Graph
 from troupellm.models.gpu.launched_step import LaunchedPlan
 from troupellm.models.gpu.runner import CudaRunner
+from troupellm.models.layers.cache_layout import View
 from troupellm.models.layers.decoder import Decoder
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan
 
@@ -67,7 +68,7 @@ class NullAttention:
         return torch.zeros_like(query)
 
 
-def plan_nothing(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
+def plan_nothing(tables: Tensor, spans: DeviceSpans, view: View) -> Plan:
     """A `models.gpu.batch.GroupPlanner`."""
     backend: Any = NullAttention()
     rows: Any = None

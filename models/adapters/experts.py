@@ -128,6 +128,9 @@ def _part(first: Stored, second: Stored, model: DecoderConfig, settings: Adapter
             f"{FILE}: tensor {plain_name(first.name)} is for experts that this model does not have",
             hint="serve it with the base model that it was trained on",
         )
+    if moe.weighs_inputs:
+        text = f"{FILE}: tensor {plain_name(first.name)} adapts experts whose inputs are weighed, which is not served"
+        raise AdapterError(text, hint=MERGE)
     if match.re is _STACKED:
         return _stacked(layer, first, second, model, moe, settings, max_rank)
     names = {moe.names.gate: "gate", moe.names.up: "up", moe.names.down: "down"}

@@ -51,10 +51,10 @@ def decoder_sites(model: DecoderConfig) -> tuple[Site, ...]:
         block, size = f"layers.{layer}", model.hidden_size
         if model.mla is None:
             attention = f"{block}.self_attn"
-            qkv = model.query_key_value(layer)
+            qkv = model.query_key_value(shape)
             found.append(_site(layer, "qkv", size, attention, qkv, bias=model.qkv_bias))
-            found.append(_site(layer, "out", shape.query_width, attention, {"o_proj": size}, bias=model.out_bias))
-        if shape.experts is None:
+            found.append(_site(layer, "out", shape.mixed_width, attention, {"o_proj": size}, bias=model.out_bias))
+        if shape.experts is None or shape.experts.beside_dense:
             inner = shape.intermediate_size
             found.append(_site(layer, "gate_up", size, f"{block}.mlp", model.gate_up(inner), bias=model.mlp_bias))
             found.append(_site(layer, "down", inner, f"{block}.mlp", {"down_proj": size}, bias=model.mlp_bias))

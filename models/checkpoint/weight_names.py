@@ -134,6 +134,9 @@ def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: 
     names = stored_names(model, checkpoint, embedding)
     if model.tie_word_embeddings:
         checkpoint.ignore(f"{names.of(HEAD)}.weight")
+    for layer in (layer for layer, shape in enumerate(model.layers) if shape.kv_from is not None):
+        for part in ("k_proj", "v_proj", "k_norm"):  # which files may have all the same
+            checkpoint.ignore(f"{names.of(f'model.layers.{layer}.self_attn.{part}')}.weight")
     if isinstance(checkpoint, Checkpoint):
         unused = next_token_tensors(checkpoint.names(), model.num_layers)
         if model.text_part:

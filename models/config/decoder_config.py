@@ -6,14 +6,14 @@ import msgspec
 
 Activation = Literal["silu", "gelu_tanh"]
 Mixer = Literal["attention", "short_conv", "gated_delta", "ssd"]
-QKNorm = Literal["none", "head", "full"]
+QKNorm = Literal["none", "head", "full", "bare"]
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary embedding and its scaling; which fields count depends on `kind`."""
 
     kind: str = "default"
-    """default, linear, dynamic, llama3, yarn or longrope."""
+    """default, linear, dynamic, llama3, yarn, longrope or proportional."""
     theta: float = 10000.0
     factor: float = 1.0
     original_max_position: int = 0
@@ -29,6 +29,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    turning: float = 1.0
+    """Part of the frequencies, the first ones, that turn; the others are 0 (proportional)."""
 
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +38,10 @@ class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
 
     beta: float
     original: int
+    ahead: int = 0
+    """Added to each position."""
+    unrotated: bool = False
+    """In layers without rotation alone."""
 
 
 class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +112,25 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """If set: min(gate, limit) * sigmoid(alpha * gate) * (clamp(up, -limit, limit) + 1); None is silu(gate) * up."""
     shared_size: int = 0
     """Width of the expert that all tokens share; 0 is none."""
+    activation: Activation = "silu"
+    """Activation of an expert's gate, without a limit."""
+    weighs_inputs: bool = False
+    """The weights of a token's experts multiply their inputs instead of their results."""
+    beside_dense: bool = False
+    """A feed-forward part without experts lies beside them. Both have norms of their own on the way, and the router
+    reads what the layer's part for attention leaves, behind a norm without weight, times a weight per number; each
+    expert has a factor of its own."""
     shared_gate: bool = False
     """The shared expert's result is multiplied by the sigmoid of one more projection."""
     names: ExpertNames = ExpertNames()
+
+
+class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs of a token for each layer, from a table of their own and from the token's embedding."""
+
+    vocab_size: int
+    size: int
+    """Numbers per token and layer."""
 
 
 class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,8 +212,16 @@ class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+    """Numbers of a value, behind which the cache has zeros; None is head_dim."""
     window: int | None = None
     """The number of keys that a token sees, itself included; None is all."""
+    chunk: int | None = None
+    """Tokens see those of their chunk alone: position p from p - p % chunk on. Not together with a window."""
+    kv_from: int | None = None
+    """The layer whose keys and values it reads, without some of its own; None is itself."""
+    keys_as_values: bool = False
+    """Values are the projection of the keys, before their norm and rotation."""
     sinks: bool = False
     """Every head has one more logit, without a key, that takes part in the softmax."""
     rope: RopeConfig | None = None
@@ -209,8 +239,18 @@ class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key_width(self) -> int:
-        """Numbers in a token's keys, and in its values."""
+        """Numbers in a token's keys, and in the places of its values in the cache."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Numbers in a token's values."""
+        return self.num_kv_heads * (self.value_dim or self.head_dim)
+
+    @property
+    def mixed_width(self) -> int:
+        """Numbers in the attention's result for a token."""
+        return self.num_heads * (self.value_dim or self.head_dim)
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,7 +269,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: QKNorm = "none"
-    """Norms of queries and keys before the rotation: one per head, or one over all heads together."""
+    """Norms of queries and keys before the rotation: one per head, or one over all heads together, or of every head
+    that is rotated, without a weight."""
+    value_scale: float = 1.0
+    """Factor on every value."""
+    value_norm: bool = False
+    """Every value head is normed, without a weight."""
     head: Literal["lm", "score", "none"] = "lm"
     """The output layer: logits over the vocabulary, a classifier's logits, or none."""
     num_labels: int = 0
@@ -271,6 +316,10 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """True if the checkpoint has other parts than this decoder; the decoder's tensors then have their own prefix."""
     layer_norms: LayerNormBlock | None = None
     """None is root-mean-square norms and a gate."""
+    layer_scalar: bool = False
+    """The residual is multiplied by a number of each layer behind it."""
+    layer_inputs: LayerInputs | None = None
+    """Only with `layer_scalar`."""
     head_bias: bool = False
     mla: MlaConfig | None = None
     short_conv: ShortConvConfig | None = None
@@ -286,6 +335,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_writing(self) -> int:
+        """Layers up to the last one with keys and values of its own. Those behind it only read."""
+        return 1 + max((layer for layer, shape in enumerate(self.layers) if shape.kv_from is None), default=-1)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -317,12 +371,15 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(self, layers=layers)
 
-    def query_key_value(self, layer: int) -> dict[str, int]:
+    def query_key_value(self, shape: LayerShape) -> dict[str, int]:
         """Names of the projections to queries, keys and values, and their widths, in the order of the outputs."""
-        query, key = self.layers[layer].query_width, self.layers[layer].key_width
+        query, key = shape.query_width, shape.key_width
         if self.qkv_name is not None:
-            return {self.qkv_name: query + 2 * key}
-        return {"q_proj": query, "k_proj": key, "v_proj": key}
+            return {self.qkv_name: query + key + shape.value_width}
+        if shape.kv_from is not None:
+            return {"q_proj": query}
+        own = {"q_proj": query, "k_proj": key}
+        return own if shape.keys_as_values else own | {"v_proj": shape.value_width}
 
     def gate_up(self, size: int) -> dict[str, int]:
         """The same of the projections to gate and up of a feed-forward part of that inner size, or to up alone."""

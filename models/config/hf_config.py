@@ -248,24 +248,20 @@ def decoder_config(
     num_kv_heads = reader.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise reader.refuse("num_key_value_heads", f"must divide num_attention_heads ({num_heads})")
-    num_layers = reader.integer("num_hidden_layers")
+    windows = windows or (None,) * reader.integer("num_hidden_layers")
     rotary_dim = head_dim if rotary is None else _rotary_dim(reader, head_dim, rotary)
     if rope is None:
         rope = rope_config(reader, rotary_dim, whole=rotary is None)
+    part, size = None if rotary_dim == head_dim else rotary_dim, reader.integer("intermediate_size")
     shape = LayerShape(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rope=rope,
-        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
-        intermediate_size=reader.integer("intermediate_size"),
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rope=rope, intermediate_size=size
     )
     dtype_key = "dtype" if reader.has("dtype") else "torch_dtype"
     return DecoderConfig(
         architecture=architecture_of(reader),
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
-        layers=tuple(msgspec.structs.replace(shape, window=window) for window in windows or (None,) * num_layers),
+        layers=tuple(msgspec.structs.replace(shape, window=window, rotary_dim=part) for window in windows),
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
         max_position_embeddings=_longest(reader),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),

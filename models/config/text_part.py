@@ -20,7 +20,7 @@ NESTED = (
     "Idefics3ForConditionalGeneration", "InternVLChatModel", "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
     "Lfm2VlForConditionalGeneration", "LightOnOcrForConditionalGeneration",
-    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+    "Llama4ForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
     "LlavaNextVideoForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "Qwen2AudioForConditionalGeneration", "Qwen2_5OmniForConditionalGeneration",
     "Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration",

@@ -12,10 +12,12 @@ from troupellm.kernels.decode_io import begin, gathered
 from troupellm.kernels.mla_attention import expanding_tokens
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan, DeviceTree, LongRow
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows as kv_rows_of
 from troupellm.models.adapters.batch import AdapterBatch
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gpu.row_table import DeviceRows
+from troupellm.models.layers.cache_layout import View
 from troupellm.models.layers.forward_batch import ForwardBatch, GroupBatch
 
 
@@ -45,8 +47,8 @@ class DeviceSpans:
     """[3, rows]: `starts`, `stops` and `context_lens`, where the host knows them."""
 
 
-GroupPlanner = Callable[[Tensor, DeviceSpans, int | None], Plan]
-"""Plans the rows' attention from block tables int32 [rows, width], the rows, and the window of keys per token."""
+GroupPlanner = Callable[[Tensor, DeviceSpans, View], Plan]
+"""Plans the rows' attention from block tables int32 [rows, width], the rows, and the view of the cache."""
 
 
 def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype, *, invariant: bool) -> GroupPlanner:
@@ -56,11 +58,12 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
         invariant: sums are taken in an order that depends on a row alone.
     """
 
-    mla, heads = config.mla, config.layers[0]
+    mla = config.mla
     latent = 0 if mla is None else mla.latent
     least = 0 if mla is None else expanding_tokens(mla.plain, mla.value, mla.latent, mla.rotated)
 
-    def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
+    def plan(tables: Tensor, spans: DeviceSpans, view: View) -> Plan:
+        heads, window = view.heads, view.window
         shape = AttentionShape(
             heads.num_heads, heads.num_kv_heads, heads.head_dim, block_size, window, kv_dtype, latent
         )
@@ -122,8 +125,9 @@ class BatchMaker:
     """Makes forward batches out of rows' block tables."""
 
     def __init__(self, cache: KVCache, plan: GroupPlanner) -> None:
-        self._plan, self._layout = plan, cache.layout
-        self._sizes = {"block_size": cache.block_size, "kv_heads": cache.num_kv_heads}
+        self._plan, self._layout, self._even = plan, cache.layout, cache.layout.even
+        kv_heads = cache.layout.views[0].heads.num_kv_heads if self._even else 1
+        self._sizes = {"block_size": cache.block_size, "kv_heads": kv_heads}
 
     def make(
         self,
@@ -190,7 +194,22 @@ class BatchMaker:
 
     def _groups(self, spans: DeviceSpans, tables: Tensor, kv_rows: Tensor) -> tuple[GroupBatch, ...]:
         """tables: int32 [groups, rows, width]; kv_rows: int64 [groups, tokens * kv_heads]."""
+        if not self._even:
+            return self._uneven_groups(spans, tables, kv_rows)
         return tuple(
-            GroupBatch(kv_rows[view.group], self._plan(tables[view.group], spans, view.window))
-            for view in self._layout.views
+            GroupBatch(kv_rows[view.group], self._plan(tables[view.group], spans, view)) for view in self._layout.views
         )
+
+    def _uneven_groups(self, spans: DeviceSpans, tables: Tensor, places: Tensor) -> tuple[GroupBatch, ...]:
+        """As `_groups`, of layers with different heads. places: int64 [groups, tokens], within one head's cache."""
+        size, found = self._sizes["block_size"], []
+        rows: dict[tuple[int, int, int], Tensor] = {}
+        for view in self._layout.views:
+            form = view.group, view.stride, view.heads.num_kv_heads
+            table, lying = tables[view.group], places[view.group]
+            if view.stride > 1:
+                table, lying = table * view.stride, lying + (lying // size) * (size * (view.stride - 1))
+            if form not in rows:
+                rows[form] = kv_rows_of(lying, view.heads.num_kv_heads, size)
+            found.append(GroupBatch(rows[form], self._plan(table, spans, view)))
+        return tuple(found)

@@ -24,7 +24,7 @@ from troupellm.models.gpu.sampling_tensors import WIDTH
 from troupellm.models.gpu.warm_up import warmed
 from troupellm.models.kv_offload.gpu_mover import MOST_BLOCKS
 from troupellm.models.layers.attention_backend import plan_attention
-from troupellm.models.layers.cache_layout import cache_layout
+from troupellm.models.layers.cache_layout import View, cache_layout
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.memory.plan import MemoryBudget, drawn_tokens, whole_block_bytes
@@ -283,7 +283,8 @@ class GpuPlace:
 def host_planner(planner: Planner) -> GroupPlanner:
     """A planner for back ends that plan on the host: it waits for the device, so no graph can contain it."""
 
-    def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
+    def plan(tables: Tensor, spans: DeviceSpans, view: View) -> Plan:
+        window, own = view.window, planner.with_heads(*msgspec.structs.astuple(view.heads))
         parts = (spans.starts, spans.stops, spans.context_lens)
         starts, stops, lens = (part.cpu().numpy().astype(np.int64) for part in parts)
         order = np.argsort(starts)
@@ -292,7 +293,7 @@ def host_planner(planner: Planner) -> GroupPlanner:
             there = spans.trees[window]
             bases, nodes, positions = (part.cpu().numpy() for part in (there.bases, there.nodes, there.positions))
             tree = TreeMask(bases.astype(np.int64)[order], nodes.view(np.uint64), positions.astype(np.int64))
-        found: Plan = planner(tables.cpu().numpy()[order], lens[order] - counts, counts, window, tree)
+        found: Plan = own(tables.cpu().numpy()[order], lens[order] - counts, counts, window, tree)
         return found
 
     return plan

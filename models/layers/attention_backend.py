@@ -1,9 +1,13 @@
 """Chooses the attention back end of a model."""
 
+from dataclasses import replace
+
+import msgspec
 import torch
 
 from troupellm.kernels.paged_attention.backends import Needs, Planner, choose
 from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.layers.cache_layout import cache_layout
 
 CPU = torch.device("cpu")
 
@@ -27,7 +31,7 @@ def plan_attention(
     Raises:
         ConfigError: the back end is unknown or does not support the model; `param` is attention_backend.
     """
-    shape = config.layers[0]
+    shape, *others = dict.fromkeys(view.heads for view in cache_layout(config).views)
     needs = Needs(
         device=device,
         dtype=dtype,
@@ -41,4 +45,5 @@ def plan_attention(
         latent=0 if config.mla is None else config.mla.latent,
         batch_invariant=batch_invariant,
     )
-    return Planner(choose(needs, backend), needs)
+    more = [replace(needs, **msgspec.structs.asdict(heads)) for heads in others]
+    return Planner(choose(needs, backend, *more), needs)

@@ -95,7 +95,7 @@ class DecoderLayer:
             rotation: number of the layer's rotation; None if it has none.
         """
         attention, feed_forward = self._adding_attention, self._adding_feed_forward
-        if attention is None or feed_forward is None or attention.native is None:
+        if attention is None or feed_forward is None or attention.native is None or not attention.plain:
             return None
         return FusedLayerWeights(
             attention_norm=self.before_attention,

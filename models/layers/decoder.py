@@ -26,6 +26,7 @@ from troupellm.models.layers.layer_norm_block import LayerNorm, LayerNormLayer
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.projections import rows_of
 from troupellm.models.layers.rope import rope_tables, rotation_of
+from troupellm.models.layers.scaled_layer import LayerInputTable, ScaledLayer
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"
@@ -91,10 +92,11 @@ class Decoder:
         # Rounded like the weights, as in the models' own code.
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=torch.float32).to(vectors.dtype))
         block = config.layer_norms
-        self.layers = [
-            DecoderLayer(config, layer, source) if block is None else LayerNormLayer(config, block, layer, source)
-            for layer in range(config.num_layers)
-        ]
+        self.layers = [_layer(config, layer, source) for layer in range(config.num_layers)]
+        self.num_writing = config.num_writing
+        self.layer_inputs = None
+        if config.layer_inputs is not None:
+            self.layer_inputs = LayerInputTable(config, config.layer_inputs, source)
         self.layer_norm = None if block is None else LayerNorm(config, block, source, FINAL_NORM)
         """The last norm of a model with layer norms."""
         self.norm = (
@@ -176,16 +178,26 @@ class Decoder:
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self._angles(positions) if batch.angles is None or missing > 0 else self._parted(batch.angles)
         residual = self._entering(token_ids, batch)
+        if self.layer_inputs is not None:
+            batch = replace(batch, layer_inputs=self.layer_inputs(token_ids, residual))
         update = None
         last = len(self.layers) - 1
-        for number, (layer, turns, cache) in enumerate(zip(self.layers[:-1], angles, caches, strict=False)):
-            update, residual = layer(update, residual, batch, turns, cache)
+        # After the last keys and values are written, only the tokens that logits are wanted for matter.
+        every = aux_hidden_states.last or any(layer >= self.num_writing - 1 for layer in aux_hidden_states.layers)
+        keep = None if every else batch.logit_tokens
+        narrows = batch.reading is not None or (keep is not None and keep.shape[0] == 0)
+        narrowing = self.num_writing - 1 if narrows else last
+        for number, layer in enumerate(self.layers):
+            kept = keep if number == narrowing else None
+            update, residual = layer(update, residual, batch, angles[number], caches[number], kept)
+            if number == last:
+                break
+            if kept is not None:
+                if kept.shape[0] == 0:
+                    return residual
+                batch, angles = _narrowed(batch, angles, kept)
             for place in _places(aux_hidden_states, number):
                 _take_aux(aux, place, update, residual)
-        # After the last keys and values are written, only the tokens that logits are wanted for matter.
-        every = aux_hidden_states.last or last in aux_hidden_states.layers
-        keep = None if every else batch.logit_tokens
-        update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], keep)
         hidden = residual if update is None else residual.add_(update)
         if keep is not None:
             return hidden
@@ -299,6 +311,13 @@ class Decoder:
         return linear(hidden.to(self.embedding.dtype), self.score)
 
 
+def _layer(config: DecoderConfig, layer: int, source: WeightSource) -> DecoderLayer | LayerNormLayer | ScaledLayer:
+    if config.layer_scalar:
+        return ScaledLayer(config, layer, source)
+    block = config.layer_norms
+    return DecoderLayer(config, layer, source) if block is None else LayerNormLayer(config, block, layer, source)
+
+
 def _normed(head: Weight, dtype: torch.dtype) -> Tensor:
     """The head [vocab, hidden] with rows of length 1."""
     plain = head.dequantize(dtype) if isinstance(head, QuantizedWeight) else head
@@ -318,7 +337,25 @@ def _device(weight: Weight) -> torch.device:
 
 def _growth(growth: QueryGrowth, positions: Tensor) -> Tensor:
     """Factors of the queries at some positions, float32 [tokens, 1]."""
-    return (positions // growth.original + 1).float().log_().mul_(growth.beta).add_(1.0)[:, None]
+    return ((positions + growth.ahead) // growth.original + 1).float().log_().mul_(growth.beta).add_(1.0)[:, None]
+
+
+def _narrowed(
+    batch: ForwardBatch, angles: list[Angles | None], keep: Tensor
+) -> tuple[ForwardBatch, list[Angles | None]]:
+    """A batch and the angles of each layer for layers that only read, of the tokens `keep`."""
+    assert batch.reading is not None
+    adapters, inputs, factors = batch.adapters, batch.layer_inputs, batch.query_factors
+    narrowed = replace(
+        batch,
+        token_ids=batch.token_ids[keep],
+        groups=batch.reading,
+        layer_inputs=None if inputs is None else inputs[keep],
+        query_factors=None if factors is None else factors[keep],
+        adapters=None if adapters is None else replace(adapters, tokens=adapters.kept),
+    )
+    turned = {id(pair): None if pair is None else (pair[0][keep], pair[1][keep]) for pair in angles}
+    return narrowed, [turned[id(pair)] for pair in angles]
 
 
 def _places(aux_hidden_states: AuxHiddenStates, layer: int) -> list[int]:

@@ -56,6 +56,7 @@ class Experts:
             group_score=moe.group_score,
         )
         self.experts = take_experts(config, moe, f"{prefix}.experts", source)
+        self._weighs_inputs = moe.weighs_inputs
         self.shared = shared
         self.shared_gate = (
             pack(source.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))) if (moe.shared_gate) else None
@@ -70,7 +71,10 @@ class Experts:
         used = hidden[:tokens]
         logits = linear(used.float() if self._wide else used, self.router)
         weights, ids = route(logits, self.routing, self.choice_bias)
-        if add is None:
+        if self._weighs_inputs:
+            assert add is None, "adapters of experts whose inputs are weighed are refused"
+            total = self._of_weighed(used, weights.to(used.dtype), ids)
+        elif add is None:
             total = fused_moe(used, weights, ids, self.experts, batch_invariant=self.router.invariant)
         else:
             experts = self.experts
@@ -82,6 +86,15 @@ class Experts:
             total = total.add_(shared)
         missing = hidden.shape[0] - tokens
         return functional.pad(total, (0, 0, 0, missing)) if missing else total
+
+    def _of_weighed(self, used: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """The sum over a token's experts of what they make of the token times their weight [tokens, top_k]."""
+        (tokens, top_k), hidden = ids.shape, used.shape[1]
+        inputs = (used[:, None] * weights[:, :, None]).view(tokens * top_k, hidden)
+        ones = torch.ones(tokens * top_k, 1, dtype=torch.float32, device=used.device)
+        each = fused_moe(inputs, ones, ids.view(-1, 1), self.experts, batch_invariant=self.router.invariant)
+        parts = each.view(tokens, top_k, hidden)
+        return parts[:, 0] if top_k == 1 else parts.sum(1)
 
 
 def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource) -> PackedExperts:
@@ -109,7 +122,7 @@ def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: Wei
         order = torch.cat((torch.arange(0, 2 * size, 2), torch.arange(1, 2 * size, 2)))
         gate_ups = [rows_of(weight, order) for weight in gate_ups]
         gate_up_bias = None if gate_up_bias is None else gate_up_bias[:, order]
-    swiglu = Swiglu(alpha=moe.swiglu_alpha, limit=moe.swiglu_limit)
+    swiglu = Swiglu(alpha=moe.swiglu_alpha, limit=moe.swiglu_limit, activation=moe.activation)
     return pack_experts(gate_ups, downs, swiglu, gate_up_bias, down_bias)
 
 

@@ -39,6 +39,11 @@ class ForwardBatch:
 
     states: ConvSpans | None = None
     """The rows and their state slots; None where the model has no states."""
+    reading: tuple[GroupBatch, ...] | None = None
+    """As `groups`, of the tokens `logit_tokens` alone: for layers behind the last one that writes keys and values. None
+    where there is no such layer, or no other token."""
+    layer_inputs: Tensor | None = None
+    """[rows, layers, size], of a model whose layers have inputs of their own."""
     query_factors: Tensor | None = None
     """[tokens, 1], by which queries are multiplied, where the model's queries grow with their positions."""
 

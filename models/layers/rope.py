@@ -41,6 +41,9 @@ def rope_frequencies(config: RopeConfig, head_dim: int, length: int) -> tuple[Te
             return _llama3(config, plain), 1.0
         case "yarn":
             return _yarn(config, head_dim, plain), _yarn_amplitude(config)
+        case "proportional":
+            count = int(config.turning * head_dim // 2)
+            return torch.cat((plain[:count], torch.zeros(head_dim // 2 - count))) / config.factor, 1.0
         case "longrope":
             factors = config.long_factor if length > config.original_max_position else config.short_factor
             return plain / torch.tensor(factors, dtype=torch.float32), _longrope_amplitude(config)

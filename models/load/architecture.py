@@ -16,7 +16,9 @@ from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 
 _KEY = "architectures"
-_BY_TYPE = {"gemma3_text": "Gemma3ForCausalLM"}
+_BY_TYPE = {
+    "gemma3_text": "Gemma3ForCausalLM", "gemma4_text": "Gemma4ForCausalLM", "llama4_text": "Llama4ForCausalLM",
+}  # fmt: skip
 """Types whose architectures do not begin like them."""
 _HEAD = re.compile(r"(Text)?(Model|For[A-Z]\w*)$")
 

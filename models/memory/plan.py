@@ -113,7 +113,10 @@ def plan_memory(
     activations += config.scheduler.max_num_seqs * drafter.row_bytes(size)
     adapters = slot_bytes(model, config, dtype)
     longest = model_limit(model, config)
-    block = whole_block_bytes(model, drafter, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
+    cells = cache_dtype(config.cache.kv_cache_dtype, dtype)
+    check_cells(model, config.cache.kv_cache_dtype, cells)
+    check_chunks(model, config.cache.block_size, on_gpu=on_gpu)
+    block = whole_block_bytes(model, drafter, config.cache.block_size, cells)
     windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
     used = weights + activations + adapters
     states = state_room(model, config, dtype, available - used)
@@ -160,10 +163,47 @@ def serves_adapters(model: DecoderConfig, config: EngineConfig) -> bool:
 
 
 def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block's keys and values in all layers of a cache group, in a cache of `dtype`."""
-    shape = model.layers[0]
-    row = row_width(shape.head_dim, dtype) * dtype.itemsize
-    return parts_of(model) * cache_layout(model).num_slots * shape.num_kv_heads * block_size * row
+    """Bytes of one block's keys and values in all slots, in a cache of `dtype`."""
+    rows = sum(
+        store.num_slots * store.num_kv_heads * row_width(store.head_dim, dtype) for store in cache_layout(model).stores
+    )
+    return parts_of(model) * rows * block_size * dtype.itemsize
+
+
+def check_cells(model: DecoderConfig, name: str, dtype: torch.dtype) -> None:
+    """
+    Raises:
+        ConfigError: layers whose heads differ share blocks, which rows of that type do not fill alike.
+    """
+    layout = cache_layout(model)
+    for place, number in zip(layout.place_of, layout.view_of, strict=True):
+        store, view = layout.stores[place.store], layout.views[number]
+        own = view.stride * view.heads.num_kv_heads * row_width(view.heads.head_dim, dtype)
+        if own != store.num_kv_heads * row_width(store.head_dim, dtype):
+            raise ConfigError(
+                f"kv_cache_dtype {name} has a scale beside every head, and heads of {view.heads.head_dim} and "
+                f"{store.head_dim} numbers share blocks here; use fp8 or auto, or disable_hybrid_kv_cache_manager",
+                param="kv_cache_dtype",
+            )
+
+
+def check_chunks(model: DecoderConfig, block_size: int, *, on_gpu: bool) -> None:
+    """
+    Raises:
+        ConfigError: tokens see those of their chunk alone, on a GPU or in chunks that blocks do not fill.
+    """
+    for chunk in dict.fromkeys(shape.chunk for shape in model.layers if shape.chunk is not None):
+        if on_gpu:
+            raise ConfigError(
+                f"max_model_len must be at most {chunk} on a GPU: beyond, the model attends in chunks of that length, "
+                "which is computed on a CPU alone",
+                param="max_model_len",
+            )
+        if chunk % block_size:
+            raise ConfigError(
+                f"block_size {block_size} does not divide the {chunk} positions of the model's chunks of attention",
+                param="block_size",
+            )
 
 
 def whole_block_bytes(model: DecoderConfig, drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
@@ -183,6 +223,8 @@ def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int)
     width = 4 * model.hidden_size + max(3 * widest, 3 * heads)
     if (moe := model.experts) is not None:  # each token as often as it has experts, before, between and behind them
         width += moe.top_k * 3 * (model.hidden_size + moe.intermediate_size) + 3 * moe.shared_size
+    if (inputs := model.layer_inputs) is not None:  # from a table, from the embeddings, and their sum
+        width += 3 * model.num_layers * inputs.size
     tokens = config.scheduler.max_num_batched_tokens
     return tokens * width * itemsize + drawn_tokens(config) * model.vocab_size * 4 * 3
 

@@ -28,12 +28,16 @@ def products(model: DecoderConfig) -> Iterator[Product]:
     for shape, number in Counter(model.layers).items():
         for rows, columns in _mixer_shapes(model, shape):
             yield Product(number, rows, columns)
-        gated = [(number, shape.intermediate_size, False)]
+        gated = [] if _sparse(shape) else [(number, shape.intermediate_size, False)]
         if (moe := shape.experts) is not None:
-            gated = [(number * moe.num_experts, moe.intermediate_size, True), (number, moe.shared_size, False)]
+            gated += [(number * moe.num_experts, moe.intermediate_size, True), (number, moe.shared_size, False)]
         for count, size, experts in gated:
             yield Product(count, halves * size, hidden, experts, gate_up=halves == 2)
             yield Product(count, hidden, size, experts)
+    if (inputs := model.layer_inputs) is not None:
+        yield Product(model.num_layers, inputs.size, hidden)
+        yield Product(model.num_layers, hidden, inputs.size)
+        yield Product(1, model.num_layers * inputs.size, hidden)
     if model.head == "lm":
         yield Product(1, model.vocab_size, hidden, head=True)
 
@@ -50,7 +54,8 @@ def _mixer_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, in
 
 
 def _attention_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, int]]:
-    return [(shape.query_width + 2 * shape.key_width, model.hidden_size), (model.hidden_size, shape.query_width)]
+    inputs = sum(model.query_key_value(shape).values())
+    return [(inputs, model.hidden_size), (model.hidden_size, shape.mixed_width)]
 
 
 def _latent_shapes(model: DecoderConfig, shape: LayerShape, mla: MlaConfig) -> list[tuple[int, int]]:
@@ -76,17 +81,28 @@ def weight_count(model: DecoderConfig, *, active: bool = False) -> int:
     )
     tables = 2 if model.head == "lm" and not model.tie_word_embeddings else 1
     head_bias = model.vocab_size * model.head_bias
+    if (inputs := model.layer_inputs) is not None:
+        wide = model.num_layers * inputs.size
+        layers += wide * (inputs.vocab_size + model.hidden_size) + inputs.size
     return layers + (tables * model.vocab_size + norm + model.num_labels) * model.hidden_size + head_bias
 
 
 def _layer_count(model: DecoderConfig, shape: LayerShape, *, active: bool) -> int:
     """Numbers in one layer without the norms around its parts."""
     hidden, halves = model.hidden_size, 1 if _ungated(model) else 2
-    attention = _mixer_count(model, shape)
+    count = _mixer_count(model, shape) + model.layer_scalar
     if (moe := shape.experts) is not None:
-        return attention + _experts_count(moe, hidden, moe.top_k if active else None)
+        count += _experts_count(moe, hidden, moe.top_k if active else None)
+        count += moe.beside_dense * (4 * hidden + moe.num_experts)
+    if (inputs := model.layer_inputs) is not None:
+        count += (2 * inputs.size + 1) * hidden
     wide = (halves + 1) * hidden + halves * model.mlp_bias
-    return attention + wide * shape.intermediate_size + hidden * model.mlp_bias
+    return count if _sparse(shape) else count + wide * shape.intermediate_size + hidden * model.mlp_bias
+
+
+def _sparse(shape: LayerShape) -> bool:
+    """True if there are experts alone."""
+    return shape.experts is not None and not shape.experts.beside_dense
 
 
 def _mixer_count(model: DecoderConfig, shape: LayerShape) -> int:
@@ -120,9 +136,10 @@ def _experts_count(moe: MoeConfig, hidden: int, chosen: int | None) -> int:
 
 def _attention_count(model: DecoderConfig, shape: LayerShape) -> int:
     """Numbers in one layer's attention, without biases of its last product."""
-    heads, kv_heads = shape.query_width, shape.key_width
-    count = model.hidden_size * (2 * heads + 2 * kv_heads) + (heads + 2 * kv_heads) * model.qkv_bias
-    norms = {"none": 0, "head": 2 * shape.head_dim, "full": heads + kv_heads}[model.qk_norm]
+    heads, kv_heads = shape.query_width, 0 if shape.kv_from is not None else shape.key_width
+    inputs = sum(model.query_key_value(shape).values())
+    count = model.hidden_size * (inputs + shape.mixed_width) + inputs * model.qkv_bias
+    norms = {"head": (1 + (kv_heads > 0)) * shape.head_dim, "full": heads + kv_heads}.get(model.qk_norm, 0)
     return count + norms + shape.num_heads * shape.sinks
 
 

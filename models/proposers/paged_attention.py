@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -45,10 +46,10 @@ class Paging:
         """config: of the drafter's layers; their windows are those of `own_windows`."""
         self._views = cache_layout(config).views
         self._group = lying_in(cache.layout)
-        self.block_size, self._heads = cache.block_size, config.layers[0].num_kv_heads
+        self.block_size = cache.block_size
         self.gaps = MissingKV(cache.block_size, whole=cache.layout.windows[self._group] is None)
         self.device = cache.storage.device
-        self._plan = plan_attention(
+        plan = plan_attention(
             config,
             cache.block_size,
             dtype,
@@ -56,6 +57,7 @@ class Paging:
             kv_dtype=cache.storage.dtype,
             batch_invariant=batch_invariant,
         )
+        self._plans = [plan.with_heads(*msgspec.structs.astuple(view.heads)) for view in self._views]
 
     def batch(
         self,
@@ -92,14 +94,17 @@ class Paging:
         else:
             table = blocks[self._group, slots, :width]
         blocks_of = table[owner, columns].astype(np.int64)
-        rows = to_device(
-            host_kv_rows(blocks_of, lying - columns * self.block_size, self._heads, self.block_size), self.device
-        )
+        within = lying - columns * self.block_size
+        rows = {
+            heads: to_device(host_kv_rows(blocks_of, within, heads, self.block_size), self.device)
+            for heads in dict.fromkeys(view.heads.num_kv_heads for view in self._views)
+        }
         return ForwardBatch(
             token_ids=token_ids.to(self.device),
             positions=to_device(positions, self.device),
             groups=tuple(
-                GroupBatch(rows, self._plan(table, starts, counts, view.window, tree)) for view in self._views
+                GroupBatch(rows[view.heads.num_kv_heads], plan(table, starts, counts, view.window, tree))
+                for view, plan in zip(self._views, self._plans, strict=True)
             ),
             logit_tokens=to_device(ends - 1 if tree is None else np.arange(places.size), self.device),
         )

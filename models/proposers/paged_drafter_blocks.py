@@ -32,7 +32,8 @@ class DrafterBlocks:
         deepest = max(layer for layer, view in enumerate(layout.view_of) if layout.views[view].group == group)
         assert cache.borders is not None
         self._kept = cache.borders[:, -MARK_NUMBERS:]
-        self._keys = as_bytes(cache.storage[layout.slot_of[deepest], 0, :, 0])
+        stride = layout.views[layout.view_of[deepest]].stride
+        self._keys = as_bytes(cache.layers[deepest][0][::stride, 0])
         self._ends = torch.tensor((0, cache.block_size - 1), device=cache.storage.device)
         self._paging = paging
 

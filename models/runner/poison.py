@@ -38,12 +38,17 @@ class Poison:
             when_freed: a block that no row holds is free.
             transfers: the engine that also reads and writes blocks.
         """
-        self._storage = as_bytes(cache.storage)
         self._block_size = cache.block_size
+        self._storages = [as_bytes(storage) for storage in cache.model_storages]
+        self._groups = [
+            [(as_bytes(part), stride) for part, stride in cache.of_group(group)]
+            for group in range(len(cache.layout.windows))
+        ]
         self._when_freed, self._transfers = when_freed, transfers
         self._held: set[int] = set()
         self._value = _value(pattern, cache.storage.dtype)
-        self._storage.fill_(self._value)
+        for storage in self._storages:
+            storage.fill_(self._value)
         self._states, self._begun = cache.states, set[int]()
         """State slots that a copy has begun, and no row has been given yet."""
         self._state_value = float("nan") if pattern == "nan" else _HUGE_STATE
@@ -62,12 +67,12 @@ class Poison:
             loading = self._transfers.loading()
         for index, start in zip(spans.rows.tolist(), spans.starts.tolist(), strict=True):
             row = plan.rows[index]
-            for table in rows.tables(row):
-                self._from(table, start // self._block_size, start % self._block_size)
+            for group, table in enumerate(rows.tables(row)):
+                self._from(group, table, start // self._block_size, start % self._block_size)
         if self._when_freed:
             held = rows.held_blocks()
             for block in self._held - held - loading:
-                self._fill(block, 0)
+                self._fill(block)
             self._held = held
         rows.poison_free_slots(_NONSENSE_TOKEN)
         if self._states is not None:
@@ -79,18 +84,22 @@ class Poison:
     def before_loads(self, blocks: set[int]) -> None:
         """Poison blocks that no row holds, so that a load that fails or is incomplete shows in the answers."""
         for block in blocks:
-            self._fill(block, 0)
-        if self._storage.is_cuda:  # loads are not ordered after the kernels that are launched here
-            torch.cuda.current_stream(self._storage.device).synchronize()
+            self._fill(block)
+        if self._storages[0].is_cuda:  # loads are not ordered after the kernels that are launched here
+            torch.cuda.current_stream(self._storages[0].device).synchronize()
 
-    def _from(self, table: list[int], index: int, place: int) -> None:
+    def _from(self, group: int, table: list[int], index: int, place: int) -> None:
         """Positions from `place` of the table's block `index` on."""
+        if place and index < len(table):
+            for part, stride in self._groups[group]:
+                part[table[index] * stride, :, place:] = self._value
+            index += 1
         for block in table[index:]:
-            self._fill(block, place)
-            place = 0
+            self._fill(block)
 
-    def _fill(self, block: int, place: int) -> None:
-        self._storage[:, :, block, :, place:] = self._value
+    def _fill(self, block: int) -> None:
+        for storage in self._storages:
+            storage[:, :, block] = self._value
 
 
 def _value(pattern: Pattern, dtype: torch.dtype) -> float:

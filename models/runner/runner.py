@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from troupellm.kernels.fused_decoder.step import DecodeStep, Ends, decode_step
 from troupellm.kernels.paged_attention.backends import Planner
 from troupellm.kernels.rope_kv_write.kv_write import host_kv_rows
 from troupellm.models.adapters.slots import AdapterSlots
+from troupellm.models.batch.chunks import in_chunks
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_table import PlanError, RowTable
 from troupellm.models.batch.spans import Spans
@@ -95,6 +97,8 @@ class ModelRunner:
             kv_dtype=cache.storage.dtype,
             batch_invariant=decoder.batch_invariant,
         )
+        self._plans = [self.attention.with_heads(*msgspec.structs.astuple(view.heads)) for view in cache.layout.views]
+        self._reads_on = decoder.config.num_writing < decoder.config.num_layers
         groups = len(cache.layout.windows)
         rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size, num_groups=groups)
         sampler = Sampler(decoder.config.vocab_size, device, processors)
@@ -197,8 +201,31 @@ class ModelRunner:
             inputs=self.stages.inputs(spans) if self.rows.embeddings else None,
             adapters=self.stages.adapted(spans, owner),
             states=None if self.cache.states is None else self.stages.states(spans),
+            reading=self._reading(spans, owner, places, wanted) if self._reads_on and not grown else None,
         )
         return batch, num_sampling
+
+    def _reading(
+        self, spans: Spans, owner: NDArray[np.int64], places: NDArray[np.int64], wanted: NDArray[np.int64]
+    ) -> tuple[GroupBatch, ...] | None:
+        """The keys that some tokens see, each token as a row of its own: for layers that write no keys.
+
+        Args:
+            owner: [tokens] index of each token's span.
+            places: [tokens] within the row's blocks.
+            wanted: [some] of the tokens.
+        """
+        if not 0 < wanted.size < places.size:
+            return None
+        starts, slots = places[wanted], spans.slots[owner[wanted]]
+        width, counts, none = int(starts.max()) // self.cache.block_size + 1, np.ones_like(starts), torch.empty(0)
+        found = []
+        for view, plan in zip(self.cache.layout.views, self._plans, strict=True):
+            rows = self.rows.blocks[view.group, slots, :width] * view.stride, starts, counts
+            if view.chunk is not None:
+                rows = in_chunks(*rows, view.chunk, self.cache.block_size)
+            found.append(GroupBatch(none, plan(*rows, view.window)))
+        return tuple(found)
 
     def _groups(
         self,
@@ -216,11 +243,10 @@ class ModelRunner:
             positions: [tokens] in the text.
             verify_batch: where some of the rows have trees of drafts.
         """
-        cache, layout = self.cache, self.cache.layout
-        size, heads = cache.block_size, cache.num_kv_heads
+        cache, layout, size = self.cache, self.cache.layout, self.cache.block_size
         columns = places // size
         within = places - columns * size
-        tables, rows = [], []
+        tables, held = [], []
         for group in range(len(layout.windows)):
             table = self.rows.blocks[group, spans.slots, : int(columns.max()) + 1]
             if int(table.max(initial=0)) >= cache.num_blocks:
@@ -229,20 +255,22 @@ class ModelRunner:
             if int(blocks.min()) < 0:
                 raise PlanError("a position was planned behind the window of its row")
             tables.append(table)
-            rows.append(host_kv_rows(blocks, within, heads, size))
-        return tuple(
-            GroupBatch(
-                rows[view.group],
-                self.attention(
-                    tables[view.group],
-                    spans.starts,
-                    spans.counts,
-                    view.window,
-                    None if verify_batch is None else verify_batch.tree(spans, places, owner, positions, view.window),
-                ),
-            )
-            for view in layout.views
-        )
+            held.append(blocks)
+        rows: dict[tuple[int, int, int], Tensor] = {}
+        found = []
+        for view, plan in zip(layout.views, self._plans, strict=True):
+            table, blocks = tables[view.group], held[view.group]
+            if view.stride > 1:
+                table, blocks = table * view.stride, blocks * view.stride
+            place = view.group, view.stride, view.heads.num_kv_heads
+            if place not in rows:
+                rows[place] = host_kv_rows(blocks, within, view.heads.num_kv_heads, size)
+            tree = None if verify_batch is None else verify_batch.tree(spans, places, owner, positions, view.window)
+            starts, counts = spans.starts, spans.counts
+            if view.chunk is not None:
+                table, starts, counts = in_chunks(table, starts, counts, view.chunk, size)
+            found.append(GroupBatch(rows[place], plan(table, starts, counts, view.window, tree)))
+        return tuple(found)
 
 
 class CompiledDecode:
@@ -319,6 +347,8 @@ def compiled_decode(
         return None
     config = decoder.config
     if not attention.compiled or config.logit_scale != 1.0 or config.logit_softcap:
+        return None
+    if any(view.chunk is not None for view in cache.layout.views):
         return None
     table = decoder.embedding.blocks or decoder.embedding.table
     assert table is not None

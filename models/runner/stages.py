@@ -198,8 +198,8 @@ class Stages:
         if check is None:
             self.speculator.finish_plain(verify_batch)
         elif verify_batch.trees:
-            for sources, targets in check.moves(self.cache.block_size):
-                self.cache.move(sources, targets)  # kept drafts lie behind each other from here on
+            for group, (sources, targets) in enumerate(check.moves(self.cache.block_size)):
+                self.cache.move(group, sources, targets)  # kept drafts lie behind each other from here on
         self.learn(step)
 
     def plain(self, step: Step) -> bool:

@@ -121,7 +121,8 @@ class Drafter:
 
 def _sees_trees(decoder: RunnableDecoder, cache: KVCache) -> bool:
     """True if the attention has masks for trees of drafts."""
-    return cache.storage.device.type == "cpu" or decoder.config.mla is None
+    chunks = any(shape.chunk is not None for shape in decoder.config.layers)
+    return not chunks and (cache.storage.device.type == "cpu" or decoder.config.mla is None)
 
 
 def _length(wanted: SpeculativeConfig, most: int, proposer: Proposer) -> DraftLength | None:

@@ -85,6 +85,12 @@ def plan_drafting(
         return Drafting()
     if model.head != "lm" or config.model.runner == "pooling":
         raise ConfigError("speculative_config is for models that write", param="speculative_config")
+    if wanted.tree_widths and any(shape.chunk is not None for shape in model.layers):
+        raise ConfigError(
+            "speculative_config: tree_widths are not for a model that attends in chunks; leave them out, or set "
+            "max_model_len to the length of a chunk",
+            param="speculative_config.tree_widths",
+        )
     from troupellm.models.proposers.checkpoint_folder import drafter_folder
     from troupellm.models.speculation.requirements import drafter_needs, settle
 

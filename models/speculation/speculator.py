@@ -303,7 +303,8 @@ class Speculator:
         for index, row, drafted in zip(asked.tolist(), rows, given, strict=True):
             if drafted.parents is not None and not self._trees:
                 raise DraftError(
-                    "trees of drafts over latent attention are verified on the device cpu only: propose chains"
+                    "trees of drafts over latent attention are verified on the device cpu only, and over attention in "
+                    "chunks nowhere: propose chains"
                 )
             if self._synthetic is not None:
                 fill_up(drafted, int(limits[index]))

@@ -57,7 +57,6 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
     skeleton = make_skeleton(architecture, config)
     calls, hidden_size = _probe(skeleton, architecture)
     text = config.get_text_config()
-    first = calls[0]
     longest = getattr(text, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:
         raise ModelLoadError(f"{FILE}: max_position_embeddings is missing", hint="the context's length is not known")
@@ -68,13 +67,13 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         hidden_size=hidden_size,
         layers=tuple(
             LayerShape(
-                num_heads=first.query.shape[1],
-                num_kv_heads=first.key.shape[1],
-                head_dim=first.key.shape[3],
+                num_heads=call.query.shape[1],
+                num_kv_heads=call.key.shape[1],
+                head_dim=call.key.shape[3],
                 window=window,
                 intermediate_size=_widest(text) or 4 * hidden_size,
             )
-            for window in _windows(text, calls, architecture)
+            for call, window in zip(calls, _windows(text, calls, architecture), strict=True)
         ),
         rms_norm_eps=1e-6,
         max_position_embeddings=longest,
@@ -215,9 +214,7 @@ def _probe(skeleton: Any, architecture: str) -> tuple[list[AttentionCall], int]:
     if sorted(calls) != list(range(num_layers)):
         raise ModelLoadError(f"{architecture} does not go with paged attention: {NO_INTERFACE}")
     found = [calls[layer] for layer in range(num_layers)]
-    if len({(call.query.shape, call.key.shape) for call in found}) > 1:
-        raise ModelLoadError(f"{architecture} does not go with paged attention: its layers differ in their heads")
-    if found[0].value.shape[3] > found[0].key.shape[3]:
+    if any(call.value.shape[3] > call.key.shape[3] for call in found):
         raise ModelLoadError(f"{architecture} does not go with paged attention: its values are longer than its keys")
     return found, int(output.last_hidden_state.shape[-1])
 

@@ -64,7 +64,7 @@ def decoder_ready(
         load_seconds=seconds,
         saturation_tokens=saturation[0],
         saturation_seconds=saturation[1],
-        hidden_size=model.hidden_size,
+        hidden_size=model.hidden_size if model.layer_inputs is None else 0,
         logits_processors=describe(processors, config.worker.default_logits_processors),
         generates=model.head == "lm" and config.model.runner != "pooling",
         pooling=pooling,
@@ -84,7 +84,9 @@ def _cache_groups(model: DecoderConfig, budget: MemoryBudget, drafted: int) -> t
             num_layers=layers,
             sliding_window=window,
             kind="latent" if model.mla is not None else "full" if window is None else "sliding",
-            block_bytes=(whole - drafted) * layers // layout.num_slots + drafted * (group == lying_in(layout)),
+            block_bytes=round((whole - drafted) * share) + drafted * (group == lying_in(layout)),
         )
-        for group, (window, layers) in enumerate(zip(layout.windows, layout.group_layers, strict=True))
+        for group, (window, layers, share) in enumerate(
+            zip(layout.windows, layout.group_layers, layout.group_shares, strict=True)
+        )
     )

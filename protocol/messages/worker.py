@@ -336,7 +336,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Every token sees every other one: a prompt is computed in one step, nothing of it serves another one, and blocks
     only count."""
     hidden_size: int = 0
-    """Width of an input embedding."""
+    """Width of an input embedding; 0 if the model takes none."""
     logits_processors: tuple[ProcessorInfo, ...] = ()
     quantization: str = ""
     """Of weights; empty is none."""

@@ -127,7 +127,7 @@ async def test_the_same_from_a_worker_that_dies_now_and_then(tiny_engine, solo):
     def die_now_and_then(plan: StepPlan) -> None:
         steps[0] += 1
         if steps[0] % 10 == 0:
-            raise WorkerGone("a test killed it", fault=False)
+            raise WorkerGone("somebody killed it", fault=False)
 
     async with tiny_engine(worker=hosts, logits_processors=PLUG_INS) as engine:
         hosts.worker.on_launch = die_now_and_then

@@ -74,7 +74,7 @@ async def test_embeddings_survive_preemption_and_the_loss_of_the_worker(tiny_eng
         def die_now_and_then(plan: StepPlan) -> None:
             steps[0] += 1
             if steps[0] in (9, 40):
-                raise WorkerGone("a test killed it", fault=False)
+                raise WorkerGone("somebody killed it", fault=False)
 
         hosts.worker.on_launch = die_now_and_then
         found: dict[int, tuple[int, ...]] = {}

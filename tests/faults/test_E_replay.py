@@ -71,7 +71,7 @@ async def test_E1_streams_go_on_with_the_tokens_of_their_solo_runs(tiny_engine, 
             steps[0] += 1
             if fault == "killed":
                 if steps[0] % 5 == 0:  # however often: no request is to blame
-                    raise WorkerGone("a test killed it", fault=False)
+                    raise WorkerGone("somebody killed it", fault=False)
             elif steps[0] in (4, 30):  # far enough apart for the suspects to be cleared
                 raise MemoryError if fault == "memory" else RuntimeError("the worker died")
 

@@ -40,6 +40,17 @@ FEATURES: dict[str, list[Changes | Callable[[DecoderConfig], Changes]]] = {
         {"layers": {"window": None}}, {"embedding_scale": 1.0}, {"norm_offset": 0.0},
         {"attention_scale": None}, {"activation": "silu"},
     ],
+    "gemma4": [
+        {"qk_norm": "none"}, {"value_norm": False}, {"layer_scalar": False}, {"layers": {"window": None}},
+        {"layers": {"rope": ROTATION}}, {"attention_scale": None}, {"logit_softcap": 0.0}, {"embedding_scale": 1.0},
+    ],
+    "gemma4_experts": [
+        {"moe": {"top_k": 2}}, {"moe": {"activation": "silu"}}, {"moe": {"scoring": "sigmoid"}},
+    ],
+    "gemma4_shared": [
+        {"value_norm": False}, {"layers": {"kv_from": (None, None, None, None, 2, 2, 1)}},
+        {"layers": {"kv_from": (None, None, None, None, 0, 2, 3)}},
+    ],
     "phi3": [{"layers": {"window": None}}],
     "phi3_short": [{"layers": {"rope": ROTATION}}],
     "phi3_long": [{"layers": {"rope": ROTATION}}, {"layers": {"rotary_dim": None, "rope": ROTATION}}],
@@ -89,6 +100,16 @@ FEATURES: dict[str, list[Changes | Callable[[DecoderConfig], Changes]]] = {
     "minimax_m2": [
         {"qk_norm": "none"}, {"layers": {"rotary_dim": None}}, {"moe": {"choice_bias": False}},
         {"moe": {"scoring": "softmax"}}, {"moe": {"renormalize": False}},
+    ],
+    "mimo_v2": [
+        {"value_scale": 1.0}, {"layers": {"rope": ROTATION}}, {"layers": {"sinks": False}}, {"layers": {"window": 20}},
+        {"moe": {"choice_bias": False}}, {"layers": {"window": None}},
+    ],
+    "llama4": [
+        {"query_growth": None}, {"qk_norm": "none"}, {"layers": {"chunk": None}}, {"layers": {"rope": None}},
+        {"rope_interleaved": False}, {"moe": {"weighs_inputs": False}}, {"moe": {"top_k": 1}},
+        {"moe": {"scoring": "softmax"}}, {"moe": {"shared_size": 0}},
+        {"query_growth": QueryGrowth(beta=0.3, original=9, unrotated=True)},
     ],
     "exaone4": [
         {"qk_norm": "none"}, all_turned, {"layers": {"window": None}},

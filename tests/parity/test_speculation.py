@@ -143,7 +143,7 @@ async def test_the_tokens_are_those_without(
     def die_now_and_then(plan: StepPlan) -> None:
         steps[0] += 1
         if steps[0] % 9 == 0:
-            raise WorkerGone("a test killed it", fault=False)
+            raise WorkerGone("somebody killed it", fault=False)
 
     def count(result: Any) -> Any:
         drafted[0], drafted[1] = drafted[0] + sum(result.drafted), drafted[1] + sum(result.accepted)

@@ -147,7 +147,7 @@ LATENT = replace(ON_CUDA, latent=512)
             ),
         ),
         (replace(LATENT, kv_dtype=torch.int8), ("kv_cache_dtype auto or no batch_invariant or device cpu",)),
-        (replace(ON_CUDA, head_dim=288, kv_dtype=torch.int8), ("kv_cache_dtype auto or no batch_invariant",)),
+        (replace(ON_CUDA, head_dim=544, kv_dtype=torch.int8), ("kv_cache_dtype auto or no batch_invariant",)),
     ],
 )
 @pytest.mark.parametrize("name", ["auto", "sdpa"])
@@ -160,7 +160,7 @@ def test_where_none_can_it_says_why_and_what_to_change(needs: Needs, said: tuple
 
 @pytest.mark.parametrize("change", [{"kv_dtype": None}, {"batch_invariant": False}, {"device": CPU}])
 def test_each_change_that_a_refusal_names_is_enough(change: dict) -> None:
-    for needs in (LATENT, replace(ON_CUDA, head_dim=288)):
+    for needs in (LATENT, replace(ON_CUDA, head_dim=544)):
         assert choose(replace(replace(needs, kv_dtype=torch.int8), **change))
 
 

@@ -58,6 +58,7 @@ def test_mixed_plans_give_the_tokens_of_a_cpu(llama: Pair, sizes: tuple[int, ...
     "family",
     [
         "gemma2",
+        "gemma4_shared",
         "qwen2_tied_window",
         pytest.param("gpt_oss", marks=pytest.mark.slow),
         pytest.param("deepseek_v2", marks=pytest.mark.slow),

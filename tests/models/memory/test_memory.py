@@ -12,6 +12,7 @@ from troupellm.models.memory.plan import CPU_KV_LIMIT, block_bytes, plan_memory
 from troupellm.models.memory.weight_count import weight_count
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
 
 GIB = 2**30
 SIZES = {
@@ -120,12 +121,14 @@ def test_weights_are_counted_exactly(tmp_path: Path) -> None:
             transformers.GptOssConfig(**SIZES, num_local_experts=4, head_dim=16),
             transformers.DeepseekV2Config(**LATENT, q_lora_rank=None),
             transformers.DeepseekV2Config(**LATENT, q_lora_rank=24, attention_bias=True, first_k_dense_replace=1),
+            *(FAMILIES[name]() for name in ("gemma4", "gemma4_experts", "gemma4_shared", "mimo_v2", "llama4")),
         )
     ):
         model = transformers.AutoModelForCausalLM.from_config(config)
         model.save_pretrained(tmp_path / str(number))
-        counted = weight_count(describe_model(tmp_path / str(number)))
-        assert counted == sum(parameter.numel() for parameter in model.parameters())
+        counted, stored = weight_count(describe_model(tmp_path / str(number))), model.state_dict()
+        buffers = [buffer for name, buffer in model.named_buffers() if name in stored]
+        assert counted == sum(tensor.numel() for tensor in (*model.parameters(), *buffers))
 
 
 def test_of_experts_only_the_chosen_ones_are_active(tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ class OnGpu(torch.Tensor):
 def test_a_gpu_has_poisoned_a_block_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads are copied on another stream."""
     storage = torch.zeros(1, 1, 3, 1, SIZE).as_subclass(OnGpu)
-    cache: Any = SimpleNamespace(storage=storage, block_size=SIZE, states=None)
+    cache: Any = SimpleNamespace(storage=storage, model_storages=(storage,), block_size=SIZE, states=None)
+    cache.layout, cache.of_group = SimpleNamespace(windows=(None,)), lambda group: [(storage[0, 0], 1)]
     poison = Poison(cache, "nan", when_freed=False)
     storage.zero_()
     waits = list[list[bool]]()

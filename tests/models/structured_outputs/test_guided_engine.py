@@ -100,7 +100,7 @@ async def test_a_worker_that_dies_now_and_then_costs_no_token(tiny_engine):
     def die_now_and_then(plan: StepPlan) -> None:
         steps[0] += 1
         if steps[0] % 10 == 0:
-            raise WorkerGone("a test killed it", fault=False)
+            raise WorkerGone("somebody killed it", fault=False)
 
     async with tiny_engine(worker=hosts) as engine:
         hosts.worker.on_launch = die_now_and_then

@@ -260,7 +260,7 @@ class FaultyWorker:
         if self._injector.strike("worker", "allocation"):
             raise InjectedAllocation("no memory for this step")
         if self._injector.strike("worker", "killed"):
-            raise WorkerGone("a test killed the worker", fault=False)
+            raise WorkerGone("somebody killed the worker", fault=False)
         if plan.rows and not self._poison and self._injector.strike("worker", "poison"):
             self._injector.hits["worker", "poison"] -= 1  # each death counts, below
             self._poison = self._blame_row(self._random.choice(plan.rows))

@@ -54,7 +54,7 @@ class SimTiers(ToyTiers):
         for tier in sorted({under_way.order.tier for under_way in self.under_way}):
             strike, name = self._injector.strike, self._names[tier]
             if strike(name, "killed"):
-                raise WorkerGone("a test killed the worker", fault=False)
+                raise WorkerGone("somebody killed the worker", fault=False)
             if self.bystander is not None and strike(name, "reset"):
                 self.bystander.reset_cache()
             if self.bystander is not None and strike(name, "sleep"):

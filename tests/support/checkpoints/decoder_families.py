@@ -16,6 +16,23 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}
 GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 64, "tie_word_embeddings": False}
 """Not tied as the real ones are: random embeddings that are scaled up make such a head repeat its input."""
+GEMMA4 = {
+    **SIZES, "num_hidden_layers": 4, "num_key_value_heads": 2, "sliding_window": 20, "tie_word_embeddings": False,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+}  # fmt: skip
+GEMMA4_SHARED = {
+    **GEMMA4, "num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 32, "global_head_dim": 64,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": SIZES["vocab_size"], "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "layer_types": [*["sliding_attention", "full_attention"] * 2, *["sliding_attention"] * 2, "full_attention"],
+}  # fmt: skip
+"""Inputs of each layer; the last three layers read keys and values of the third and the fourth."""
+LLAMA4 = {
+    **SIZES, "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "intermediate_size": 48, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2, "attention_chunk_size": 16,
+    "no_rope_layers": [1, 1, 0, 1], "floor_scale": 9, "attn_scale": 0.3,
+}  # fmt: skip
 EXPERTS = {**SIZES, "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 LATENT = {
     **SIZES,
@@ -269,13 +286,41 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "phi": lambda: transformers.PhiConfig(**SIZES),
     "nemotron": lambda: transformers.NemotronConfig(**SIZES, head_dim=32),
     "starcoder2": lambda: transformers.Starcoder2Config(**SIZES, sliding_window=20),
+    "gemma4": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4,
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma4_experts": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4,
+        head_dim=32,
+        global_head_dim=64,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=3,
+        moe_intermediate_size=48,
+    ),
+    "gemma4_shared": lambda: transformers.Gemma4TextConfig(**GEMMA4_SHARED),
+    "mimo_v2": lambda: transformers.MiMoV2FlashConfig(
+        **{**ROUTED, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 48, "n_shared_experts": 0},
+        v_head_dim=32,
+        sliding_window=20,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+    ),
+    "llama4": lambda: transformers.Llama4TextConfig(**LLAMA4),
     "qwen3_tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
 }
 
 
 VARIANTS = (
     "glm4_moe_biases", "exaone4_global", "granite4_without_rotation", "falcon_newer", "falcon_in_turn",
-    "gpt_neox_in_turn", "starcoder2", "lfm2_biases",
+    "gpt_neox_in_turn", "starcoder2", "lfm2_biases", "gemma4",
 )  # fmt: skip
 """Families that another row stands for in a quick run."""
 CLASSES = {"mistral4": "Mistral4ForCausalLM"}

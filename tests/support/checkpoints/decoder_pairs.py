@@ -34,11 +34,13 @@ class Pair:
         model = fresh_model(config, kind=kind).eval()
         for name, parameter in model.named_parameters():
             # Fresh ones are all 1 or all 0, which hides mistakes.
-            if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks")):
+            if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks", "scale")):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
         for name, buffer in model.named_buffers():
             if name.endswith(("correction_bias", "expert_bias")):
                 torch.nn.init.uniform_(buffer, 0.0, 0.5)
+            if name.endswith("layer_scalar"):
+                torch.nn.init.uniform_(buffer, 0.5, 1.5)
         model.save_pretrained(folder)
         self.reference, self.folder = model, folder
         self.open()

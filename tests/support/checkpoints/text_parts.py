@@ -6,7 +6,16 @@ from typing import Any, NamedTuple
 
 import transformers
 
-from troupellm.tests.support.checkpoints.decoder_families import EXPERTS, GEMMA, IMAGES, LATENT, ROUTED, SIZES
+from troupellm.tests.support.checkpoints.decoder_families import (
+    EXPERTS,
+    GEMMA,
+    GEMMA4_SHARED,
+    IMAGES,
+    LATENT,
+    LLAMA4,
+    ROUTED,
+    SIZES,
+)
 
 SECTION = "text_config"
 TEXT: dict[str, Any] = {**SIZES, "tie_word_embeddings": False}
@@ -169,6 +178,41 @@ TEXT_PARTS: dict[str, TextPart] = {
             vision_config=SEEN,
         ),
         "Glm4MoeForCausalLM",
+    ),
+    "gemma4": TextPart(
+        "Gemma4ForConditionalGeneration",
+        lambda: transformers.Gemma4Config(
+            text_config=GEMMA4_SHARED,
+            vision_config={
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "position_embedding_size": 64,
+            },
+            audio_config=None,
+        ),
+        "Gemma4ForCausalLM",
+    ),
+    "llama4": TextPart(
+        "Llama4ForConditionalGeneration",
+        lambda: transformers.Llama4Config(
+            text_config=LLAMA4,
+            vision_config={
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+            },
+        ),
+        "Llama4ForCausalLM",
     ),
     "gemma3": TextPart(
         "Gemma3ForConditionalGeneration",

@@ -10,6 +10,7 @@ from troupellm.kernels.kv_quant import decode
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.backends import Planned
 from troupellm.models.gpu.batch import DeviceSpans
+from troupellm.models.layers.cache_layout import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class TensorAttention:
         return torch.einsum("thk,thkd->thd", weights, values).to(query.dtype).contiguous()
 
 
-def plan_tensors(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
+def plan_tensors(tables: Tensor, spans: DeviceSpans, view: View) -> Plan:
     """A `models.gpu.batch.GroupPlanner`."""
     backend: Any = TensorAttention()
-    rows: Any = Seen(tables, spans, window)
+    rows: Any = Seen(tables, spans, view.window)
     return Planned(backend, rows)

@@ -6,6 +6,7 @@ from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, MlaConfig, RopeConfig
 from troupellm.models.gpu.batch import DeviceSpans, triton_planner
+from troupellm.models.layers.cache_layout import cache_layout
 
 DEVICE = check_device()
 BLOCK_SIZE = 16
@@ -33,7 +34,9 @@ def narrow(*values: int) -> torch.Tensor:
 def planned(spans: DeviceSpans) -> DevicePlan:
     """With blocks of row r from 2 * r on."""
     tables = torch.arange(8, dtype=torch.int32, device=DEVICE).view(4, 2)
-    plan = triton_planner(config(), BLOCK_SIZE, torch.float32, invariant=False)(tables, spans, None)
+    model = config()
+    view = cache_layout(model).views[0]
+    plan = triton_planner(model, BLOCK_SIZE, torch.float32, invariant=False)(tables, spans, view)
     assert isinstance(plan, DevicePlan)
     assert plan.shape.latent == 16
     assert plan.extend is None

@@ -12,6 +12,7 @@ from troupellm.kernels.mla_attention.reference import mla_attention_reference
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
 from troupellm.models.config.decoder_config import DecoderConfig, LayerShape, MlaConfig, RopeConfig
 from troupellm.models.gpu.batch import DeviceSpans, triton_planner
+from troupellm.models.layers.cache_layout import cache_layout
 
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in CASES}
@@ -111,7 +112,8 @@ def test_long_rows_are_expanded_and_the_others_absorbed(rows: tuple[int, ...]) -
         known=known,
     )
     tables = inputs.plan.block_tables[order].to(DEVICE)
-    plan = triton_planner(config, case.block_size, torch.float32, invariant=False)(tables, spans, None)
+    view = cache_layout(config).views[0]
+    plan = triton_planner(config, case.block_size, torch.float32, invariant=False)(tables, spans, view)
     assert isinstance(plan, DevicePlan)
     assert [row.tokens.stop - row.tokens.start for row in plan.long] == [
         case.counts[row] for row in (1, 3) if row in rows

@@ -108,7 +108,7 @@ def test_attention_of_single_tokens_compiles(heads: int, block_size: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 256, 512])
 def test_attention_with_other_head_dims_compiles(head_dim: int) -> None:
     decode(AttentionShape(32, 8, head_dim, 16))
     extend(AttentionShape(32, 8, head_dim, 16))
