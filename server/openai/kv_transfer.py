@@ -16,7 +16,7 @@ from troupellm.protocol.api.kv_transfer import KVTransferParams, RemoteBlocks
 from troupellm.protocol.config.kv_connectors import KVTransferConfig, read_transfer_configs
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.base.ignored import skipped_names
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.host.server_state import ServerState
 
 FIELD: Final = "kv_transfer_params"

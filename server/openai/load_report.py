@@ -3,7 +3,7 @@
 import msgspec
 
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.base.ignored import skipped_names
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.host.server_state import ServerState
 
 ASKED = b"endpoint-load-metrics-format"
