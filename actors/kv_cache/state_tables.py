@@ -125,19 +125,21 @@ class StateTables:
         key = self._names.extend_keys(sequence, count)[count]
         self.slots.keep(slot, key, sequence.tokens[count * self._names.block_size : position].tobytes())
 
-    def cache_last_block(self, sequence: Sequence, tables: list[list[int]]) -> None:
-        """Let others find the position that a plan in flight has computed of a sequence that ended meanwhile: its state
-        stands behind that. tables: those that it gave up."""
-        names, size = self._names, self._names.block_size
+    def cache_rest(self, sequence: Sequence, tables: list[list[int]]) -> None:
+        """Let others find what plans in flight have computed of a sequence that ended meanwhile: its state is behind
+        that. tables: those that it gave up."""
+        names, size, adapter = self._names, self._names.block_size, sequence.request.adapter_name
         known, first = min(sequence.num_computed, len(sequence.tokens)), sequence.num_confirmed // size
         if known <= sequence.num_confirmed or not names.may_cache(sequence):
             return
-        keys, content = names.extend_keys(sequence, known // size), sequence.tokens[first * size : known].tobytes()
-        for block in [table[first] for table in tables if table[first] != NULL_BLOCK]:
-            if known % size:
-                names.pool.cache_partial_block(block, keys[first], content)
-            else:
-                names.pool.cache_block(block, keys[first + 1], keys[first], content, sequence.request.adapter_name)
+        keys = names.extend_keys(sequence, known // size)
+        for index in range(first, -(-known // size)):
+            content = sequence.tokens[index * size : min(index * size + size, known)]
+            for block in [table[index] for table in tables if table[index] != NULL_BLOCK]:
+                if len(content) == size:
+                    names.pool.cache_block(block, keys[index + 1], keys[index], content.tobytes(), adapter)
+                else:
+                    names.pool.cache_partial_block(block, keys[index], content.tobytes())
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence gives up its slot, if it has one, and nothing is kept of it."""

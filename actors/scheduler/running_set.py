@@ -269,7 +269,7 @@ class RunningSet:
             for step, tables, transfers, sequence in self.leaving:
                 if step <= last_returned and not transfers:
                     if sequence is not None and self._tables.states is not None:
-                        self._tables.states.cache_last_block(sequence, tables)
+                        self._tables.states.cache_rest(sequence, tables)
                     self._tables.release(tables)
             self.leaving = [entry for entry in self.leaving if entry.step > last_returned or entry.transfers]
         if not self.ending:

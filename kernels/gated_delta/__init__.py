@@ -63,10 +63,10 @@ def _step(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 def _chunk(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, held: Tensor) -> Tensor:
     """Some tokens of one row. held: [heads, key_size, value_size], its state, changed in place."""
     query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-    since = decay.T.cumsum(1)
-    """[heads, tokens], how much has been forgotten of what was there before the chunk."""
-    between = (since[:, :, None] - since[:, None]).tril().exp().tril()
-    kept = since.exp()[..., None]
+    since = decay.T.double().cumsum(1)
+    """[heads, tokens], how much has been forgotten of what was there before the chunk: differences of large sums."""
+    between = (since[:, :, None] - since[:, None]).tril().exp().tril().float()
+    kept = since.exp().float()[..., None]
     change = value
     if beta is not None:
         weighed = key * beta.T[..., None]
@@ -74,6 +74,6 @@ def _chunk(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tenso
         told = value * beta.T[..., None] - (weighed * kept) @ held
         change = torch.linalg.solve_triangular(mixing, told, upper=False, unitriangular=True)
     out = (query * kept) @ held + (query @ key.mT * between) @ change
-    left = (since[:, -1:] - since).exp()[..., None]
-    held.mul_(since[:, -1].exp()[:, None, None]).add_((key * left).mT @ change)
+    left = (since[:, -1:] - since).exp().float()[..., None]
+    held.mul_(kept[:, -1:]).add_((key * left).mT @ change)
     return out.transpose(0, 1)

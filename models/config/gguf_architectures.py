@@ -20,6 +20,10 @@ _DEEPSEEK = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
+_LFM2 = {
+    "model.norm": "token_embd_norm", "operator_norm": "attn_norm", "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj", "conv.conv": "shortconv.conv",
+}  # fmt: skip
 _HUNYUAN = {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
 
 
@@ -29,7 +33,7 @@ class Architecture:
 
     Attributes:
         config: config.json from the metadata.
-        names: of tensors within a layer, beside and instead of the usual ones.
+        names: of tensors, mostly within a layer, beside and instead of the usual ones.
         turned: rows of queries and keys are stored for rotations of neighbours instead of halves.
         norm_offset: number that was added to every norm's weight.
     """
@@ -62,6 +66,7 @@ ARCHITECTURES = {
     "ernie4_5": Architecture(gguf_dense.ernie4_5),
     "hunyuan-dense": Architecture(gguf_by_transformers.hunyuan_dense, _HUNYUAN),
     "seed_oss": Architecture(gguf_dense.seed_oss, {"post_attention_layernorm": "post_attention_norm"}),
+    "lfm2": Architecture(gguf_dense.lfm2, _LFM2),
     "minimax-m2": Architecture(gguf_sparse.minimax_m2),
 }
 """Architectures by `general.architecture`."""

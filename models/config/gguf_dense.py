@@ -48,13 +48,20 @@ def common(file: Metadata, architecture: str, model_type: str) -> Config:
 
 
 def decoder(
-    file: Metadata, architecture: str, model_type: str, *, partial: bool = False, norm: tuple[str, str] = RMS_NORM
+    file: Metadata,
+    architecture: str,
+    model_type: str,
+    *,
+    partial: bool = False,
+    norm: tuple[str, str] = RMS_NORM,
+    num_kv_heads: int | None = None,
 ) -> Config:
     """A decoder whose heads are rotated.
 
     Args:
         partial: whether its family can rotate a part of each head.
         norm: config.json's key and the file's for the epsilon of its norms.
+        num_kv_heads: where the file has one number per layer.
 
     Raises:
         ModelLoadError: a value is missing or wrong.
@@ -72,7 +79,7 @@ def decoder(
         rope["partial_rotary_factor"] = (rotary + 0.5) / size  # which is multiplied by the size and rounded down
     return found | {
         "num_attention_heads": num_heads,
-        "num_key_value_heads": reader.integer("attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads or reader.integer("attention.head_count_kv", num_heads),
         "head_dim": size,
         "rope_parameters": rope,
         "attention_bias": file.has_tensor("blk.0.attn_q.bias"),
@@ -205,3 +212,19 @@ def cohere2(file: Metadata) -> Config:
     found = decoder(file, "Cohere2ForCausalLM", "cohere2", norm=LAYER_NORM)
     scale = {"logit_scale": file.reader.number("logit_scale")}
     return found | layer_kinds(file, found["num_hidden_layers"], 4) | scale
+
+
+def lfm2(file: Metadata) -> Config:
+    """Layers without heads of keys have a convolution instead."""
+    key, reader = "attention.head_count_kv", file.reader
+    counts = file.counts(key, reader.integer("block_count"))
+    heads = {count for count in counts if count}
+    if len(heads) != 1:
+        raise reader.refuse(key, "must hold one number beside 0")
+    found = decoder(file, "Lfm2ForCausalLM", "lfm2", num_kv_heads=heads.pop())
+    return found | {
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "conv_L_cache": reader.integer("shortconv.l_cache"),
+        "norm_eps": found[RMS_NORM[0]],
+        "block_auto_adjust_ff_dim": False,
+    }

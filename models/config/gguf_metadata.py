@@ -89,6 +89,20 @@ class Metadata:
             raise ModelLoadError(f"{self.header.name}: tensor {name} must hold {length} numbers above 0")
         return found
 
+    def counts(self, key: str, length: int) -> list[int]:
+        """An array with one whole number per layer, or one number for all of them.
+
+        Raises:
+            ModelLoadError: it is missing or holds something else.
+        """
+        self._noted.read.add(key)
+        found = self._whole.get(key)
+        if type(found) is int:
+            found = [found] * length
+        if not isinstance(found, list | array) or len(found) != length or any(type(each) is not int for each in found):
+            raise self.reader.refuse(key, f"must be an array of {length} whole numbers")
+        return list(found)
+
     def flags(self, key: str, length: int) -> list[bool] | None:
         """An array with one flag per layer; None where there is none."""
         self._noted.read.add(key)

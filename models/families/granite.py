@@ -1,19 +1,32 @@
 """Granite: Llama with factors on embeddings, attention scores, additions to the residual, and logits.
 
-Granite 4 is a hybrid of state-space layers and attention, mostly without rotation; its models without experts are
-served.
+Granite 4 is a hybrid of state-space layers and attention, mostly without rotation, and some of its models have experts
+beside a part that all tokens share.
 """
+
+import math
 
 import msgspec
 
-from troupellm.models.config.decoder_config import DecoderConfig, SsdConfig
+from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig, SsdConfig
+from troupellm.models.config.expert_config import expert_counts
 from troupellm.models.config.hf_config import ConfigReader, architecture_of, decoder_config
 
 HYBRID = "GraniteMoeHybrid"
 ARCHITECTURES = ("GraniteForCausalLM", f"{HYBRID}ForCausalLM")
+INFINITY = {"__float__": "Infinity"}
+"""The number as `transformers` writes it."""
 ATTENTION, STATES = ("attention", "full_attention"), ("mamba", "linear_attention")
 SHARED = ((".mlp.gate_up_proj", ".shared_mlp.input_linear"), (".mlp.down_proj", ".shared_mlp.output_linear"))
 """Names of Granite 4's feed-forward part."""
+BLOCK, SHARED_PART = "block_sparse_moe", "shared_mlp"
+EXPERTS = (
+    (f".{BLOCK}.{SHARED_PART}.gate_up_proj", f".{SHARED_PART}.input_linear"),
+    (f".{BLOCK}.{SHARED_PART}.down_proj", f".{SHARED_PART}.output_linear"),
+    (f".{BLOCK}.experts.gate_up_proj", f".{BLOCK}.input_linear.weight"),
+    (f".{BLOCK}.experts.down_proj", f".{BLOCK}.output_linear.weight"),
+)
+"""The same beside experts, and those of the experts."""
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
@@ -21,11 +34,13 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     bias = reader.flag("attention_bias", False)
     hybrid = architecture_of(reader).startswith(HYBRID)
     if hybrid:
-        reader = _without_experts(reader)
+        reader = _with_usual_keys(reader)
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, mlp_bias=reader.flag("mlp_bias", False))
     if hybrid:
         turned = plain if reader.is_on("position_embedding_type") else plain.with_layers(rope=None)
         plain = msgspec.structs.replace(turned, gate_up_name="gate_up_proj", renamed=SHARED)
+        if reader.integer("num_local_experts", 8, least=0):
+            plain = msgspec.structs.replace(plain, renamed=EXPERTS).with_layers(experts=_experts(reader))
         mixers = _mixers(reader)
         if "ssd" in mixers:
             plain = msgspec.structs.replace(plain, ssd=_ssd(reader)).with_layers(mixer=mixers)
@@ -39,19 +54,30 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     )
 
 
-def _without_experts(reader: ConfigReader) -> ConfigReader:
-    """The config with the width of the feed-forward part under its usual key.
+def _with_usual_keys(reader: ConfigReader) -> ConfigReader:
+    """The config with the width of the part that all tokens share under its usual key.
 
     Raises:
-        ModelLoadError: there are experts, or another kind of positions.
+        ModelLoadError: there is another kind of positions.
     """
-    if reader.integer("num_local_experts", 8, least=0):
-        raise reader.refuse("num_local_experts", "must be 0: experts beside a feed-forward part are not built")
     if reader.values.get("position_embedding_type") == "nope":
         reader = reader.without("position_embedding_type")
     elif reader.is_on("position_embedding_type"):
         reader.choice("position_embedding_type", ("rope",))
-    return reader.with_values(intermediate_size=reader.integer("shared_intermediate_size", 1024))
+    shared = reader.integer("shared_intermediate_size", 1024)
+    return reader.with_values(intermediate_size=shared, expert_size=reader.integer("intermediate_size", 11008))
+
+
+def _experts(reader: ConfigReader) -> MoeConfig:
+    num_experts, top_k = expert_counts(reader, 8, 2)
+    return MoeConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=reader.integer("expert_size"),
+        scoring="softmax_of_chosen",
+        shared_size=reader.integer("intermediate_size"),
+        names=ExpertNames(blocks=(BLOCK,), router="router.layer", shared=SHARED_PART),
+    )
 
 
 def _mixers(reader: ConfigReader) -> tuple[str, ...]:
@@ -77,12 +103,10 @@ def _ssd(reader: ConfigReader) -> SsdConfig:
     groups = reader.integer("mamba_n_groups", 1)
     if heads % groups:
         raise reader.refuse("mamba_n_groups", f"must divide mamba_n_heads ({heads})")
-    limits = reader.values.get("time_step_limit") or (0.0, float("inf"))
-    if (
-        not isinstance(limits, list | tuple)
-        or len(limits) != 2
-        or not all(type(each) in (int, float) for each in limits)
-    ):
+    limits = reader.values.get("time_step_limit") or [0.0, INFINITY]
+    if isinstance(limits, list):
+        limits = [math.inf if limit == INFINITY else limit for limit in limits]
+    if not isinstance(limits, list) or [type(limit) in (int, float) for limit in limits] != [True, True]:
         raise reader.refuse("time_step_limit", "must be two numbers")
     return SsdConfig(
         heads=heads,

@@ -41,13 +41,13 @@ def place_of(name: str, own: Mapping[str, str]) -> Place:
     """The place of a tensor of Hugging Face's format.
 
     Args:
-        own: names of its architecture within a layer, beside and instead of the usual ones.
+        own: names of its architecture, beside and instead of the usual ones.
     """
     name = name.replace(".block_sparse_moe.", ".mlp.", 1)
     layer = _PREFIX.match(name)
     if layer is None:
         outer, _, last = name.rpartition(".")
-        return Place(f"{_OUTER.get(outer, outer)}.{last}")
+        return Place(f"{own.get(outer) or _OUTER.get(outer, outer)}.{last}")
     block, inner = f"blk.{layer[1]}", name[layer.end() :]
     if inner in _WHOLE:
         return Place(f"{block}.{_WHOLE[inner]}")

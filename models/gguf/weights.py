@@ -141,7 +141,8 @@ class GgufWeights:
 
     def _weight(self, place: Place, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
         stored, name = self._stored(place), place.tensor
-        if shape not in (stored.shape, (1, *stored.shape)):  # a table of one row is stored without its first size
+        # A table of one row is stored without its first size, and a convolution of each channel without its second.
+        if shape not in (stored.shape, (1, *stored.shape), (*stored.shape[:1], 1, *stored.shape[1:])):
             raise ModelLoadError(f"{self._file}: tensor {name} has shape {list(stored.shape)}, expected {list(shape)}")
         weight = self._decoded(stored._replace(shape=shape), dtype)
         if not self._architecture.turned or not any(mark in name for mark in _ROTATED):

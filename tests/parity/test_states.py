@@ -284,3 +284,20 @@ async def test_beams_are_refused_and_cost_others_nothing(lfm2: Reference) -> Non
         with pytest.raises(InvalidRequest, match="use_beam_search is not there yet for models with states"):
             await generate(engine, prompt, n=2, use_beam_search=True)
         lfm2.check(prompt, (await generate(engine, prompt)).token_ids)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("settings", [{"kv_cache_dtype": "int8"}, {"disable_hybrid_kv_cache_manager": True}])
+async def test_settings_of_the_kv_cache_go_with_states(lfm2: Reference, settings: dict[str, Any]) -> None:
+    prompts = prompts_of([90, 20])
+    answers = []
+    for chunk in (2048, 16):
+        async with troupellm.Engine(lfm2.folder, num_threads=1, max_num_batched_tokens=chunk, **settings) as engine:
+            answers.append(await generate_all(engine, prompts))
+            again = await generate(engine, prompts[0])
+            assert again.usage.cached_tokens >= 64
+            assert again.token_ids == answers[-1][0]
+    if "kv_cache_dtype" not in settings:
+        for prompt, answer in zip(prompts, answers[0], strict=True):
+            lfm2.check(prompt, answer)
+        assert answers[0] == answers[1]

@@ -132,6 +132,8 @@ REFUSED = [
     ("deepseek2", "expert_gating_func", 3, r"must be 1 \(softmax\) or 2 \(sigmoid\)"),
     ("minimax-m2", "expert_gating_func", 1, r"must be 2 \(sigmoid\)"),
     ("qwen3moe", "expert_shared_count", 1, "is not supported"),
+    ("lfm2", "attention.head_count_kv", [0, 2], "must be an array of 3 whole numbers"),
+    ("lfm2", "attention.head_count_kv", [0, 2, 4], "must hold one number beside 0"),
 ]
 
 
@@ -154,7 +156,7 @@ def test_sizes_of_tensors_that_are_stored_are_refused(header: Read) -> None:
         model_config(found._replace(metadata=found.metadata | {key: 4}, tensors=stored))
 
 
-@pytest.mark.parametrize("name", ["lfm2", "granitehybrid", "qwen3next", "qwen35", "made-up"])
+@pytest.mark.parametrize("name", ["lfm2moe", "granitehybrid", "qwen3next", "qwen35", "made-up"])
 def test_another_architecture_is_refused_with_those_that_are_read(header: Read, name: str) -> None:
     found = header("llama")
     with pytest.raises(ModelLoadError, match=rf'^llama.gguf: general.architecture must be one of llama, .*"{name}"$'):

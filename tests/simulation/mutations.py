@@ -243,9 +243,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "a state is copied from where it is not yet": Mutation(
         "actors.kv_cache.state_slots", "return self._copies.get(slot, slot)", "return slot"
     ),
-    "a sequence that makes room within a plan leaves its state as a snapshot": Mutation(
-        "actors.scheduler.planner", "self._tables.states.drop(leaving)", "pass"
-    ),
     "a failed sequence's slot is lost": Mutation(
         "actors.kv_cache.state_tables",
         "        if slot != NO_SLOT:\n            self.slots.release(slot)\n",

@@ -171,6 +171,20 @@ def test_a_failed_sequence_leaves_no_snapshot() -> None:
     assert computed(harness, 2, prompt(30), max_tokens=1) == 30
 
 
+@pytest.mark.parametrize("chunk", [5, 8, 23])
+def test_an_abort_within_a_prompt_leaves_what_was_computed(chunk: int) -> None:
+    """Two plans of the prompt may be in flight then, each over several blocks."""
+    harness = harness_of(stateful(), max_plans_in_flight=2, max_num_batched_tokens=chunk)
+    harness.submit(submission(1, prompt(90), max_tokens=4))
+    while harness.plan() is not None:
+        pass
+    harness.abort(1)
+    harness.run()
+    longer = [*prompt(90), *prompt(9, 3)]
+    assert computed(harness, 2, longer, max_tokens=1) == 99 - 2 * chunk
+    assert serve(harness, 3, longer) == stream_of(longer, 0, 8, NEVER)
+
+
 def test_a_lost_worker_takes_all_states_with_it() -> None:
     harness = harness_of(stateful(), max_plans_in_flight=2, state_snapshot_interval=8)
     harness.submit(submission(1, prompt(30), max_tokens=20))

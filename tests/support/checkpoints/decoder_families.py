@@ -268,6 +268,11 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         mamba_d_state=24,
         time_step_limit=(0.1, 1.5),
     ),
+    "granite4_experts": lambda: transformers.GraniteMoeHybridConfig(
+        **{**SIZES, **HYBRID, "num_hidden_layers": 3, "layer_types": DELTA["layer_types"], "num_local_experts": 8},
+        num_experts_per_tok=3,
+        mamba_d_state=24,
+    ),
     "granite4_without_rotation": lambda: transformers.GraniteMoeHybridConfig(**{**SIZES, **HYBRID}),
     "cohere2": lambda: transformers.Cohere2Config(
         **SIZES | {"num_hidden_layers": 3},

@@ -36,6 +36,8 @@ class Pair:
             # Fresh ones are all 1 or all 0, which hides mistakes.
             if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks", "scale")):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            if name.endswith("A_log"):  # with large ones transformers' own sums lose digits
+                torch.nn.init.uniform_(parameter, -3.0, 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith(("correction_bias", "expert_bias")):
                 torch.nn.init.uniform_(buffer, 0.0, 0.5)

@@ -4,7 +4,9 @@ import numpy as np
 import torch
 import transformers
 
+from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.messages.copies import NO_STATE, StateCopy
 from troupellm.protocol.messages.worker import NewRow, RowLogprobs, SamplingState, StepPlan
 
 PROMPT = (5, 17, 120, 3, 44, 9, 201, 8, 77, 30, 41, 2, 250, 66, 19, 180, 99, 23, 7, 140, 88, 212, 35, 11)
@@ -30,7 +32,11 @@ def check_logprobs(worker: ModelWorker, model: transformers.PreTrainedModel, tol
         num_prompt_tokens=len(PROMPT),
         sampling=sampling,
         blocks=(tuple(range(BLOCKS)),),
+        state=0,
     )
+    runner = worker.runner
+    stateful = isinstance(runner, ModelRunner) and runner.cache.states is not None
+    begun = (StateCopy(NO_STATE, 0),) if stateful else ()
     tokens, found = list(PROMPT), dict[int, float]()
     spans = [*CUTS, *((len(PROMPT) + index, 1) for index in range(NEW_TOKENS - 1))]
     for step, (start, count) in enumerate(spans):
@@ -42,6 +48,7 @@ def check_logprobs(worker: ModelWorker, model: transformers.PreTrainedModel, tol
             starts=(start,),
             counts=(count,),
             new_rows=() if step else (new,),
+            states=begun if step == 0 else (),
         )
         result = worker.collect(worker.launch(plan))
         tokens += result.tokens

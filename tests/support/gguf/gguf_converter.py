@@ -129,7 +129,12 @@ def _turned(converter: Converter, name: str, tensor: Tensor, config: dict[str, A
 def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Kind, converter: Converter) -> None:
     if name.endswith("norm.weight"):
         tensor = tensor + converter.norm_shift
-    if ".ffn_gate_inp" in name or name.endswith(("norm.weight", ".bias", "sinks.weight")) or tensor.squeeze().ndim < 2:
+    if (
+        ".ffn_gate_inp" in name
+        or "shortconv.conv" in name
+        or name.endswith(("norm.weight", ".bias", "sinks.weight"))
+        or tensor.squeeze().ndim < 2
+    ):
         kind = Kind.F32
     values = np.ascontiguousarray(tensor.detach().squeeze().numpy())
     data = gguf.quants.quantize(values, kind)

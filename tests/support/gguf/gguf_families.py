@@ -12,6 +12,7 @@ import transformers
 from troupellm.tests.support.gguf.gguf_converter import (
     Arch,
     Converter,
+    base_keys,
     deepseek_tensors,
     fused_experts,
     gpt_oss_tensors,
@@ -76,6 +77,16 @@ def gemma2_keys(writer: Writer, config: Config) -> None:
     writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     writer.add_sliding_window(config["sliding_window"])
+
+
+def lfm2_keys(writer: Writer, config: Config) -> None:
+    """As `LFM2Model.set_gguf_parameters`: layers with a convolution have no heads of keys."""
+    heads = config["num_key_value_heads"]
+    counts = [heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
+    base_keys(writer, config | {"num_key_value_heads": counts})
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"])
 
 
 def window_key(writer: Writer, config: Config) -> None:
@@ -352,6 +363,13 @@ FAMILIES = {
     "exaone4": family(Converter(Arch.EXAONE4, pattern_keys), "Exaone4", num_hidden_layers=5, sliding_window=6),
     "exaone4 without windows": family(
         Converter(Arch.EXAONE4, pattern_keys), "Exaone4", sliding_window=None, layer_types=["full_attention"] * 2
+    ),
+    "lfm2": family(
+        Converter(Arch.LFM2, lfm2_keys, plain=True),
+        "Lfm2",
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False,
     ),
     "ernie4_5": family(Converter(Arch.ERNIE4_5), "Ernie4_5", head_dim=32),
     "hunyuan-dense": family(
