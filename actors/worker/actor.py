@@ -23,7 +23,7 @@ from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.runtime.restart_intensity import Crashes, Intensity
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.actors.worker.thread_host import WorkerGone, WorkerHost, WorkerStuck, found_no_memory
-from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.errors import InvalidRequest, TroupeError
 from troupellm.protocol.messages.scheduler import StepFinished, WorkerAsleep, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import (
     WITHOUT_CACHE,
@@ -125,7 +125,8 @@ class WorkerActor:
         except WorkerStuck:
             raise
         except Exception as error:
-            logger.error("the worker did not execute the command: %s", _reason(error), exc_info=error)
+            if not isinstance(error, InvalidRequest):  # a refusal is for its caller alone
+                logger.error("the worker did not execute the command: %s", _reason(error), exc_info=error)
             commanded.done(None, error)
             if isinstance(error, WorkerGone) and not self.asleep:  # a sleeping one has nothing to lose
                 await self._replace(error)

@@ -1,6 +1,7 @@
 """The admin routes over real sockets: behind their key, at their unix socket, and over front processes."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,16 @@ async def test_facts_profiles_and_log_levels(tiny_engine: Any, tmp_path: Path) -
         ):
             assert (await client.post(path, headers=ADMIN)).status_code == 400, path
         assert (await client.post("/log_level", headers=ADMIN, json={"level": "loud"})).status_code == 400
+
+
+async def test_a_command_that_is_refused_is_told_to_its_caller_alone(
+    tiny_engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = server_config(admin_api_key=("root-key",))
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        refused = await client.post("/stop_profile", headers=ADMIN)
+        assert refused.json()["error"]["code"] == "no_profile"
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_profiles_need_a_folder(tiny_engine: Any) -> None:
