@@ -351,7 +351,8 @@ class Planner:
         owner = "" if self.speculative_rows is None else sequence.request.owner
         states = self._tables.states
         state = NO_STATE if states is None else states.slot_of(sequence)
-        builder.introduce(sequence, owner, self._running_set.adapter_slots.number_of(sequence), state)
+        adapter = 0 if sequence.request.adapter is None else self._running_set.adapter_slots.number_of(sequence)
+        builder.introduce(sequence, owner, adapter, state)
 
     def _seal(self, builder: StepPlanBuilder) -> StepPlan:
         launched = self._last = builder.record(self._last)
@@ -375,7 +376,7 @@ class Planner:
             cancelled=cancelled,
             adapters=() if self.adapters is None else self.adapters.take_changes(self.step),
         )
-        if self.guides is not None and plan.new_rows:
+        if self.guides is not None and any(row.sampling.guide is not None for row in plan.new_rows):
             self.guides.started(plan.new_rows)
         self._running_set.freed_rows.clear()
         self._running_set.forks.clear()
@@ -392,6 +393,7 @@ class Planner:
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
         num_running, num_waiting = len(self._running_set.running), self._waiting.size
-        held = self.num_held  # suspects among them keep others waiting
-        if not self._in_flight and not held and (num_running or num_waiting):
+        if self._in_flight or not (num_running or num_waiting):
+            return
+        if not self.num_held:  # suspects among them keep others waiting
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

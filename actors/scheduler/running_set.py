@@ -71,7 +71,8 @@ class RunningSet:
         if not self._tables.admit(sequence, reserve, self._shared_prompt(sequence), span=span):
             return False
         self._waiting.remove(sequence)
-        self.adapter_slots.join(sequence)
+        if sequence.request.adapter is not None:
+            self.adapter_slots.join(sequence)
         if sequence.tiers.host_hits:
             sequence.handle(Event.LOAD)
             self.loading[sequence.row] = sequence
@@ -125,7 +126,8 @@ class RunningSet:
         """A beam becomes a copy of another one, whose blocks it was given a reference to."""
         if sequence.state is State.WAITING:
             sequence.handle(Event.START)
-            self.adapter_slots.join(sequence)
+            if sequence.request.adapter is not None:
+                self.adapter_slots.join(sequence)
             self.running[sequence.row] = sequence
             self._fair_share.runs(sequence.request.tenant)
         else:
@@ -292,7 +294,8 @@ class RunningSet:
 
     def _leave(self, sequence: Sequence) -> None:
         states = self._tables.states
-        self.adapter_slots.leave(sequence)
+        if sequence.request.adapter is not None:
+            self.adapter_slots.leave(sequence)
         if self.running.pop(sequence.row, None) is not None:
             self._fair_share.rests(sequence.request.tenant)
         self.paused.pop(sequence.row, None)
