@@ -9,6 +9,7 @@ from hashlib import sha256
 import msgspec
 
 from troupellm.actors.input.continued import continued
+from troupellm.actors.input.embeddings import check_embeddings
 from troupellm.actors.input.formatted_pair import formatted_pair
 from troupellm.actors.input.resolve_sampling import SamplingStates
 from troupellm.actors.input.tokenize import CUT_MARGIN, check_unicode, kept_tokens, prompt_field, tokenize, too_long
@@ -35,8 +36,6 @@ from troupellm.protocol.params.pooling import PoolingAbility, PoolingParams, Poo
 from troupellm.protocol.params.sampling import Limits, SamplingParams
 
 SEED_MASK = 2**64 - 1
-MAX_EMBEDDING_BYTES = 40 * 2**20
-"""Of one prompt: the plan that introduces it is one message to the worker."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -192,7 +191,7 @@ class Preparer:
             with_borders=self._ready.state_slots > 0,
         )
         if isinstance(prompt, EmbedsPrompt):
-            self._check_embeddings(prompt, params)
+            check_embeddings(prompt, self._hidden_size, params)
         return tokens, self._check(prompt_field(prompt), tokens.token_ids, params)
 
     def _check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
@@ -207,25 +206,6 @@ class Preparer:
             for text in texts:
                 check_unicode(name, text)
         return max_tokens
-
-    def _check_embeddings(self, prompt: EmbedsPrompt, params: SamplingParams) -> None:
-        if len(prompt.embeddings) > MAX_EMBEDDING_BYTES:
-            raise InvalidRequest(
-                f"prompt_embeds must be at most {MAX_EMBEDDING_BYTES} bytes as float32", param="prompt_embeds"
-            )
-        if not self._hidden_size:
-            raise InvalidRequest(
-                "this model takes no prompt_embeds: its layers also read the ids of tokens", param="prompt_embeds"
-            )
-        size = 4 * prompt.num_tokens * self._hidden_size
-        if not size or len(prompt.embeddings) != size:
-            raise InvalidRequest(
-                f"prompt_embeds must have {self._hidden_size} numbers for each of its tokens", param="prompt_embeds"
-            )
-        if params.prompt_logprobs is not None:
-            raise InvalidRequest("prompt_logprobs needs a prompt of tokens", param="prompt_logprobs")
-        if params.use_beam_search:
-            raise InvalidRequest("use_beam_search needs a prompt of tokens", param="use_beam_search")
 
     def _capped(self, max_tokens: int | None) -> int | None:
         """With the server's own cap, which cuts and does not refuse."""
