@@ -261,7 +261,7 @@ async def test_every_family_says_the_same_in_every_cut_on_every_api(tmp_path, na
     reasoning = row.reasoning or row.parser
     begin, end = row.thinks
     text = f"{begin}Let me look.{end}{row.wraps[0]}Looking now.{row.wraps[1]}{row.calls([PARIS, SENT])}"
-    kind = Kind(text=text, reasoning="Let me look.")
+    kind = Kind(text=text, most=2_000, reasoning="Let me look.")
     parsers = (row.parser, reasoning if reasoning in REASONING_PARSERS else "qwen3")
     async with echo(tmp_path / "echo", parsers, None) as client:
         answers = [await check(client, path, kind, 3) for path in APIS]
