@@ -7,6 +7,7 @@ token with the one of full precision.
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -55,7 +56,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when a setting costs more than its bar."""
+    """1 when a setting costs more than its bar, 2 without a file."""
+    if not args.files:
+        print("bench quality: name GGUF files with --files", file=sys.stderr)
+        return 2
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="troupe-quality-") as work:
         for file in map(Path, args.files):

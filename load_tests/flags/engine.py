@@ -165,7 +165,9 @@ def embed(parser: argparse.ArgumentParser) -> None:
 
 
 def quality(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--files", nargs="+", required=True, metavar="FILE", help="GGUF files, such as published ones")
+    parser.add_argument(
+        "--files", nargs="+", default=[], metavar="FILE", help="GGUF files (`make real-models` installs published ones)"
+    )
     parser.add_argument(
         "--settings", nargs="+", choices=QUALITY_SETTINGS, default=list(QUALITY_SETTINGS), help="beside fp32"
     )

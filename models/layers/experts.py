@@ -66,13 +66,12 @@ class Experts:
         """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost.
 
         Args:
-            add: adds adapters to the products of experts, on a CPU.
+            add: adds adapters to the products of experts, on a CPU; None where inputs are weighed.
         """
         used = hidden[:tokens]
         logits = linear(used.float() if self._wide else used, self.router)
         weights, ids = route(logits, self.routing, self.choice_bias)
         if self._weighs_inputs:
-            assert add is None, "adapters of experts whose inputs are weighed are refused"
             total = self._of_weighed(used, weights.to(used.dtype), ids)
         elif add is None:
             total = fused_moe(used, weights, ids, self.experts, batch_invariant=self.router.invariant)

@@ -216,8 +216,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a preempted sequence keeps its slot": Mutation(
         "actors.scheduler.running_set",
-        "        self.adapter_slots.leave(sequence)\n",
-        "        if sequence.ended:\n            self.adapter_slots.leave(sequence)\n",
+        "        if sequence.request.adapter is not None:\n            self.adapter_slots.leave(sequence)\n",
+        "        if sequence.ended and sequence.request.adapter is not None:\n"
+        "            self.adapter_slots.leave(sequence)\n",
     ),
     "a new worker is believed to have the adapters of the last one": Mutation(
         "actors.scheduler.adapter_gate", "        self._loaded.clear()\n", ""

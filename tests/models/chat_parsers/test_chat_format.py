@@ -219,7 +219,8 @@ def test_only_strict_tools_are_bound_where_nobody_must_call(chat_format):
     wanted = json.loads(chat_parser_of(made, tool_use(strict)).guide.source)["format"]
     assert (wanted["type"], wanted["triggers"]) == ("triggered_tags", ["<tool_call>"])
     schemas = [tag["content"]["json_schema"] for tag in wanted["tags"]]
-    assert schemas == [{"type": "object"}, {"type": "object"}, {"type": "object", "properties": {}}]
+    nothing = {"type": "object", "additionalProperties": False, "properties": {}}
+    assert schemas == [{"type": "object"}, {"type": "object"}, nothing]
 
 
 def test_ids_have_the_shape_of_the_family(chat_format):

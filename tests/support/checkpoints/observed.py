@@ -89,7 +89,7 @@ class Reference:
 
 
 def check_greedy(reference: Reference, answers: list[Answer], *, tie: float = 1e-3) -> None:
-    """Every token is the reference's best one, or less than `tie` below its logit; at least 99.5 % are the best one."""
+    """Every token is the reference's best one, or less than `tie` below its logit; all but 0.5 %, or one, are the best one."""
     behind = torch.cat([reference.behind(answer) for answer in answers])
     assert behind.max() < tie, f"behind the best token by {sorted(behind.tolist())[-5:]}"
-    assert (behind > 0).float().mean() <= 0.005
+    assert (behind > 0).sum() <= max(1, 0.005 * len(behind))

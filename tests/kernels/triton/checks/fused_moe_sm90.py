@@ -17,7 +17,7 @@ from troupellm.kernels.fused_moe.triton_experts import (
     sum_kernel,
 )
 from troupellm.kernels.fused_moe.triton_route import route_kernel, route_options
-from troupellm.kernels.fused_moe.triton_weights import KINDS as CODES
+from troupellm.kernels.fused_moe.triton_weights import GATE_KINDS, KINDS as CODES
 
 KINDS: dict[Kind, tuple[str, str | None, int]] = {
     "plain": ("*bf16", None, 1),
@@ -54,6 +54,11 @@ def compiled(name: Kind, kernel: Any, launch: Launch, constants: dict[str, Any],
     return compile_for(kernel, arguments, launch, fixed)
 
 
+def gate_of(name: Kind) -> int:
+    """The activation of the families that have weights of this kind."""
+    return GATE_KINDS["clamped" if name == "mx" else "silu"]
+
+
 def check(report: Report) -> None:
     assert report.spilled_bytes == 0
     assert report.shared_bytes <= SHARED_BYTES
@@ -62,7 +67,7 @@ def check(report: Report) -> None:
 def check_product(name: Kind, rows: int, group: int | None = None) -> None:
     for gated in (True, False):
         launch = product_launch(rows, name, group or KINDS[name][2], gated=gated)
-        constants = {"GATED": gated, "CLAMPED": gated and name == "mx", "SHARE": 8 if gated else 1, "WHOLE": True}
+        constants = {"GATED": gated, "GATE": gate_of(name), "SHARE": 8 if gated else 1, "WHOLE": True}
         if gated:
             constants["routing"] = None
         report = compiled(name, product_kernel, launch, constants, group)
@@ -90,7 +95,7 @@ def test_all_products_compile_without_spills(name: Kind, rows: int) -> None:
     "name", [pytest.param(name, marks=() if name == "plain" else pytest.mark.slow) for name in KINDS]
 )
 def test_kernels_for_few_tokens_compile_without_spills(name: Kind) -> None:
-    check(compiled(name, few_gate_up_kernel, FEW, {"CLAMPED": name == "mx", "TOP_K": 8}))
+    check(compiled(name, few_gate_up_kernel, FEW, {"GATE": gate_of(name), "TOP_K": 8}))
     check(compiled(name, few_down_kernel, FEW, {"TOP_K": 8}))
 
 
