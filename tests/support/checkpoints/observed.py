@@ -89,7 +89,7 @@ class Reference:
 
 
 def check_greedy(reference: Reference, answers: list[Answer], *, tie: float = 1e-3) -> None:
-    """Every token is the reference's best one, or less than `tie` below its logit; all but 0.5 %, or one, are the best one."""
+    """Each token is the reference's best one, but for 0.5 % (or one) that are less than `tie` below its logit."""
     behind = torch.cat([reference.behind(answer) for answer in answers])
     assert behind.max() < tie, f"behind the best token by {sorted(behind.tolist())[-5:]}"
     assert (behind > 0).sum() <= max(1, 0.005 * len(behind))
