@@ -20,7 +20,7 @@ def generated(run) -> int:
 async def test_a_few_requests_of_every_kind(tiny_engine, tmp_path):
     """The sample of `make test`."""
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
-        run = await fuzz(client, tmp_path, "--phases", "fuzzing", "-n", "3")
+        run = await fuzz(client, tmp_path, "--phases", "fuzzing", "-n", "2")
     assert generated(run) > 100
 
 

@@ -127,7 +127,7 @@ def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str, thorough: 
     assert len(hits) >= enough, f"only messages {sorted(hits)} were met"
 
 
-@pytest.mark.parametrize("num_seeds", [100, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_seeds", [50, pytest.param(400, marks=pytest.mark.slow)])
 def test_E7_mailboxes_of_one_message_never_deadlock(num_seeds: int) -> None:
     scenarios = [draw_scenario(seed) for seed in range(2000, 2000 + num_seeds)]
     small = [scenario for scenario in scenarios if scenario.pressure.smallest_mailboxes]
@@ -180,7 +180,7 @@ def departures(seeds: range) -> Iterable[Verdict]:
     return (run_scenario(changed(draw_scenario(seed), faults=leave)) for seed in seeds)
 
 
-@pytest.mark.parametrize("num_seeds", [100, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_seeds", [50, pytest.param(300, marks=pytest.mark.slow)])
 def test_D3_clients_leave_at_random_moments(num_seeds: int) -> None:
     verdicts = assert_right(departures(range(num_seeds)))
     assert sum(verdict.hits.get(("client", "disconnect"), 0) for verdict in verdicts) > 2 * num_seeds

@@ -32,7 +32,7 @@ KEPT_ADAPTED_SEEDS = (32, 188, 239, 263, 383, 387, 877)
 _TORCH_SEED = 230
 """The tiny model computes, and its worker is killed once."""
 _FRONTED_SEEDS = (3, 8, 12)
-_SAMPLE = (0, *_FRONTED_SEEDS, 17, 40, 101, _TORCH_SEED, 390, 1157, 2638)
+_SAMPLE = (0, *_FRONTED_SEEDS, 101, _TORCH_SEED, 1157)
 
 
 def search(seeds: range) -> Counter[tuple[str, str]]:
