@@ -141,6 +141,6 @@ def _experts(reader: ConfigReader) -> MoeConfig | None:
         top_k=top_k,
         intermediate_size=reader.integer("moe_intermediate_size"),
         renormalize=True,
-        activation="gelu_tanh",
+        activation=ACTIVATIONS[reader.choice("hidden_activation", tuple(ACTIVATIONS))],
         beside_dense=True,
     )

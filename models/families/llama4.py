@@ -32,7 +32,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     turned, bias = rotated_layers(reader), reader.flag("attention_bias", False)
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias)
     growth = None
-    if reader.flag("attn_temperature_tuning", True):
+    if "attn_temperature_tuning" not in reader.values or reader.is_on("attn_temperature_tuning"):  # published: 4
         beta, original = reader.number("attn_scale"), reader.integer("floor_scale")
         growth = QueryGrowth(beta=beta, original=original, ahead=1, unrotated=True)
     return msgspec.structs.replace(

@@ -14,7 +14,7 @@ ARCHITECTURES = ("MiMoV2FlashForCausalLM",)
 DEFAULTS: dict[str, Any] = {
     "head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 4, "sliding_window": 129, "n_group": 1, "topk_group": 1,
     "norm_topk_prob": True, "rope_theta": 5_000_000.0, "swa_rope_theta": 10_000.0, "partial_rotary_factor": 0.334,
-    "add_swa_attention_sink_bias": True,
+    "add_swa_attention_sink_bias": True, "attention_value_scale": 0.707,
 }  # fmt: skip
 """Values that the reference implementation assumes where config.json has none."""
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -16,6 +16,13 @@ def check_states(model: DecoderConfig, config: EngineConfig, *, on_gpu: bool) ->
     name = model.architecture
     if on_gpu:
         raise ConfigError(f"{name} has states, which run on a CPU alone so far; set device to cpu", param="device")
+    interval, size = config.scheduler.state_snapshot_interval, config.cache.block_size
+    if interval % size:
+        raise ConfigError(
+            f"state_snapshot_interval {interval} must be a multiple of block_size ({size}), or 0;"
+            f" set it to {max(interval // size, 1) * size}",
+            param="state_snapshot_interval",
+        )
     if config.speculation.speculative_config is not None:
         raise ConfigError(
             f"{name} has states, whose steps drafts cannot take back yet; leave speculative_config out",

@@ -246,12 +246,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "kv_offloading_size needs enable_prefix_caching: blocks that left the device are found by their prefix",
                 param="kv_offloading_size",
             )
-        interval, size = self.scheduler.state_snapshot_interval, self.cache.block_size
-        if interval % size:
-            raise ConfigError(
-                f"state_snapshot_interval {interval} must be a multiple of block_size ({size}), or 0",
-                param="state_snapshot_interval",
-            )
 
     @classmethod
     def from_flat(cls, settings: dict[str, Any]) -> "EngineConfig":
