@@ -13,7 +13,7 @@ from troupellm.kernels.short_conv.spans import ConvSpans
 
 CHUNK = 64
 """Tokens of a row that are computed together."""
-GROUP_BYTES = 2 << 20
+GROUP_BYTES = 512 << 10
 """States of rows with one token that are computed together, so that they stay in the cache; at least one row's."""
 
 
