@@ -166,10 +166,12 @@ class TokenAppender:
         for index, (sequence, epoch, positions, count, limit, taken) in enumerate(planned):
             span = aligned.tokens[position : position + count]
             position += count
+            error = aligned.errors.get(index)
             if sequence.epoch != epoch:
                 self.num_dropped += 1
+                if error is not None and error.code != GUIDE_SPENT:
+                    self._running_set.distrust(sequence)
                 continue
-            error = aligned.errors.get(index)
             if error is not None and error.code == GUIDE_SPENT and not (sequence.guide_rebuilt or sequence.is_beam):
                 sequence.guide_rebuilt = True
                 self._spent.append(sequence)

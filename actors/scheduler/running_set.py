@@ -281,6 +281,14 @@ class RunningSet:
             del self.ending[sequence.row]
         return ended
 
+    def distrust(self, sequence: Sequence) -> None:
+        """A plan failed for a sequence that has left meanwhile: others do not find the state that it left, nor what
+        such plans computed of it."""
+        states = self._tables.states
+        if states is not None:
+            self.leaving = [entry._replace(ended=None) if entry.ended is sequence else entry for entry in self.leaving]
+            states.slots.forget(sequence.keys)
+
     def _start_over(self, sequence: Sequence) -> None:
         sequence.handle(Event.PREEMPT)
         sequence.forget_computation()

@@ -13,6 +13,8 @@ from troupellm.kernels.short_conv.spans import ConvSpans
 
 CHUNK = 64
 """Tokens of a row that are computed together."""
+GROUP_BYTES = 512 << 10
+"""States of rows with one token that are computed together, so that they stay in the cache; at least one row's."""
 
 
 def gated_delta(
@@ -34,21 +36,33 @@ def gated_delta(
     shared = value.shape[1] // key.shape[1]
     if shared > 1:
         query, key = query.repeat_interleave(shared, 1), key.repeat_interleave(shared, 1)
-    counts = spans.counts.tolist()
-    if max(counts) == 1:
-        held = state[spans.slots]
-        out = _step(query, key, value, decay, beta, held)
-        state[spans.slots] = held
-        return out
-    found: list[Tensor] = []
-    row = 0
-    for slot, count in zip(spans.slots.tolist(), counts, strict=True):
-        for begin in range(row, row + count, CHUNK):
-            piece = slice(begin, min(begin + CHUNK, row + count))
+    out = torch.empty_like(value)
+    slots, counts, row, begin = spans.slots.tolist(), spans.counts.tolist(), 0, 0
+    most = max(1, GROUP_BYTES // (state[0].numel() * state.element_size()))
+    while row < len(slots):
+        if counts[row] == 1:
+            rows = _decodes(counts, row, most)
+            piece = slice(begin, begin + rows)
+            held = state[slots[row] : slots[row] + 1] if rows == 1 else state[spans.slots[row : row + rows]]
             corrections = None if beta is None else beta[piece]
-            found.append(_chunk(query[piece], key[piece], value[piece], decay[piece], corrections, state[slot]))
-        row += count
-    return torch.cat(found)
+            out[piece] = _step(query[piece], key[piece], value[piece], decay[piece], corrections, held)
+            if rows > 1:
+                state[spans.slots[row : row + rows]] = held
+            row, begin = row + rows, begin + rows
+            continue
+        end = begin + counts[row]
+        for first in range(begin, end, CHUNK):
+            piece = slice(first, min(first + CHUNK, end))
+            corrections = None if beta is None else beta[piece]
+            out[piece] = _chunk(query[piece], key[piece], value[piece], decay[piece], corrections, state[slots[row]])
+        row, begin = row + 1, end
+    return out
+
+
+def _decodes(counts: list[int], row: int, most: int) -> int:
+    """How many rows from `row` on have one token, up to `most`."""
+    last = min(row + most, len(counts))
+    return next((other for other in range(row, last) if counts[other] > 1), last) - row
 
 
 def _step(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, held: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ CASES = (
     Case("ragged", (5, 1, 70, 3), 2, 4, 16, 8),
     Case("chunks", (128, 65), 1, 2, 16, 16),
     Case("wide", (9, 1), 1, 2, 128, 128),
+    Case("groups", (1, 1, 1, 1, 1, 9, 1, 1), 4, 8, 64, 64),
+    Case("large_states", (1, 1, 2), 16, 32, 128, 128),
 )
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, ConvSpans]

@@ -136,7 +136,11 @@ def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: 
         checkpoint.ignore(f"{names.of(HEAD)}.weight")
     for layer in (layer for layer, shape in enumerate(model.layers) if shape.kv_from is not None):
         for part in ("k_proj", "v_proj", "k_norm"):  # which files may have all the same
-            checkpoint.ignore(f"{names.of(f'model.layers.{layer}.self_attn.{part}')}.weight")
+            weight = names.of(f"model.layers.{layer}.self_attn.{part}.weight")
+            if isinstance(checkpoint, Checkpoint):
+                checkpoint.ignore_all(weight.removesuffix("weight"))  # with their biases and scales
+            else:
+                checkpoint.ignore(weight)
     if isinstance(checkpoint, Checkpoint):
         unused = next_token_tensors(checkpoint.names(), model.num_layers)
         if model.text_part:

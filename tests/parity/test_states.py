@@ -51,7 +51,23 @@ CONFIGS = {
         linear_key_head_dim=16,
         linear_value_head_dim=24,
     ),
+    "granite4_hybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **SIZES,
+        layer_types=[LINEAR, "full_attention", LINEAR, LINEAR],
+        num_local_experts=0,
+        shared_intermediate_size=112,
+        embedding_multiplier=7.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.05,
+        logits_scaling=5.0,
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_n_groups=2,
+        mamba_d_state=24,
+        time_step_limit=(0.1, 1.5),
+    ),
 }
+SLOW = ("qwen3_5", "granite4_hybrid")
 
 
 class Reference:
@@ -103,7 +119,7 @@ def states(engine: troupellm.Engine) -> StatesSnapshot:
     return found
 
 
-@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(tmp_path_factory.mktemp(request.param), CONFIGS[request.param]())
 

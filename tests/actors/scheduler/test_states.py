@@ -171,6 +171,25 @@ def test_a_failed_sequence_leaves_no_snapshot() -> None:
     assert computed(harness, 2, prompt(30), max_tokens=1) == 30
 
 
+def test_a_row_that_fails_after_its_sequence_has_ended_leaves_nothing_of_that_plan() -> None:
+    """The plan behind the stop token is in flight then; its state and the last token's KV are not to be trusted."""
+    harness = harness_of(stateful(), max_plans_in_flight=2)
+    answer = stream_of(prompt(30), 0, 8, NEVER)[:5]
+    harness.submit(submission(1, prompt(30), max_tokens=8, stop_token_ids=frozenset({answer[-1]})))
+    harness.plan()
+    while len(harness.reader.streams.get(100, ())) < len(answer) - 1:
+        harness.plan()
+        harness.finish()
+    harness.oracle.broken_rows.add(100)
+    harness.run()
+    assert not harness.oracle.broken_rows
+    assert harness.reader.streams[100] == answer
+    assert harness.reader.failed == {}
+    assert states(harness).snapshots == states(harness).used == 0
+    turn = [*prompt(30), *answer, *prompt(5, 3)]
+    assert computed(harness, 2, turn, max_tokens=1) == len(turn)
+
+
 @pytest.mark.parametrize("chunk", [5, 8, 23])
 def test_an_abort_within_a_prompt_leaves_what_was_computed(chunk: int) -> None:
     """Two plans of the prompt may be in flight then, each over several blocks."""

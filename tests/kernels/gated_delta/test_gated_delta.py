@@ -39,3 +39,16 @@ def test_strong_decay_forgets_without_overflow() -> None:
     got = gated_delta(query, key, value, decay, beta, state, spans)
     assert got.isfinite().all()
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["decodes", "ragged", "groups", "large_states"])
+def test_a_row_with_one_token_says_the_same_alone(name: str) -> None:
+    *inputs, state, spans = make_inputs(next(case for case in CASES if case.name == name), "cpu", 5)
+    kept = state.clone()
+    together = gated_delta(*inputs, state, spans)
+    for begin, slot, count in zip(spans.begins.tolist(), spans.slots.tolist(), spans.counts.tolist(), strict=True):
+        if count == 1:
+            own = [part[begin : begin + 1] for part in inputs]
+            alone = gated_delta(*own, kept, conv_spans(torch.tensor([slot]), torch.tensor([1]), 2))
+            assert torch.equal(alone[0], together[begin])
+            assert torch.equal(kept[slot], state[slot])

@@ -66,3 +66,18 @@ def test_a_part_that_nobody_knows_is_refused(pair: Pair, tmp_path: Path) -> None
     save_file(tensors | {"video_tower.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"unknown tensor video_tower\.weight"):
         read(pair, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["k_proj.bias", "v_proj.weight.absmax", "v_proj.qweight", "k_norm.weight"])
+def test_layers_that_read_the_keys_of_another_leave_out_all_of_their_own(part: str, tmp_path: Path) -> None:
+    shared = Pair(tmp_path, FAMILIES["gemma4_shared"]())
+    layer = next(number for number, shape in enumerate(shared.config.layers) if shape.kv_from is not None)
+    tensors = load_file(tmp_path / "model.safetensors")
+    own = {f"model.layers.{layer}.self_attn.{part}": torch.zeros(2)}
+    save_file(tensors | own, tmp_path / "model.safetensors")
+    assert torch.equal(read(shared, tmp_path).norm, shared.decoder.norm)
+    save_file(
+        tensors | {f"model.layers.{layer}.self_attn.k_projection": torch.zeros(2)}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ModelLoadError, match="unknown tensor"):
+        read(shared, tmp_path)
