@@ -150,7 +150,10 @@ class Replica:
         """One process, from its start to its end; how it ended."""
         why, self._silence = "", ""
         try:
-            self._link = await self._connect()
+            try:
+                self._link = await self._connect()
+            except OSError as error:  # no descriptors, no memory: a crash like another
+                return f"could not be started: {error}"
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch, group.cancel_scope)
                 why = await self._follow(self._link)
@@ -167,10 +170,10 @@ class Replica:
         with theirs:
             try:
                 self._process = await self._spawn(theirs, device_of(self.number, os.environ))
+                link: Link[ToReplica, FromReplica] = await open_link(ours, FromReplica, __version__)
             except BaseException:
                 ours.close()
                 raise
-        link: Link[ToReplica, FromReplica] = await open_link(ours, FromReplica, __version__)
         link.post(self._start)
         return link
 

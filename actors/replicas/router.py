@@ -5,6 +5,7 @@ is told to leave, the request goes to another one with the tokens that its reade
 fork and position, so the reader gets the tokens of an undisturbed run. All state of a request is in its `FleetRequest`.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -34,6 +35,8 @@ from troupellm.protocol.wire.api_process import (
     PauseReader,
     ResumeReader,
 )
+
+logger = logging.getLogger("troupellm.server")
 
 
 class Router:
@@ -289,6 +292,12 @@ class Router:
             await self.place(request)
         except TroupeError as error:
             request.outbox.fail(error)
+        except Exception:  # a fault of ours ends one request, and not the fleet
+            logger.exception("a request could not be moved to another replica")
+            if (replica := self._replica_of(request)) is not None:
+                replica.post(Abort(request.number))
+            text = "the request could not be moved to another replica"
+            request.outbox.fail(EngineStopped(text, code="engine_failed"))
 
     # Ends.
 

@@ -1,0 +1,51 @@
+"""Faults of a fleet beside the death of a replica: what cannot be started, moved or told costs no stream of another."""
+
+import errno
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from troupellm.actors.replicas import replica as replicas
+from troupellm.actors.replicas.fleet import Fleet
+from troupellm.protocol.config.kv_hints import KVHints
+from troupellm.protocol.errors import EngineStopped
+from troupellm.tests.faults.test_R_replicas import config, fleet_of, kill, prompt, sampling
+from troupellm.tests.support.servers.replica_tasks import replica_tasks
+from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, server_config
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(checkpoint: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(replicas, "RETRY_SECONDS", 0.05)
+    failures = 0
+    async with replica_tasks() as tasks:
+
+        async def spawn(theirs: socket.socket, variables: Mapping[str, str]) -> Any:
+            nonlocal failures
+            if 0 < failures < 3:
+                failures += 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await tasks(theirs, variables)
+
+        async with Fleet(config(checkpoint), server_config(), spawn) as fleet:
+            failures = 1
+            kill(fleet, 0)
+            await eventually(lambda: "could not be started" in fleet.replicas[0].reason)
+            await eventually(lambda: fleet.replicas[0].state == "ready", SPARE_SECONDS)
+            assert failures == 3
+
+
+async def test_a_fault_on_the_way_to_another_replica_fails_one_request(checkpoint: Any, monkeypatch: Any) -> None:
+    async with fleet_of(checkpoint) as fleet:
+        async with fleet.stream(prompt(1), **sampling(1), hints=KVHints(replica=0)) as stream:
+            await anext(stream)
+            with monkeypatch.context() as patch:
+                patch.setattr(fleet._router, "_choose", lambda *_: 1 // 0)
+                kill(fleet, 0)
+                with pytest.raises(EngineStopped, match="could not be moved"):
+                    async for _ in stream:
+                        pass
+        assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
