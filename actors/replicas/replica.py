@@ -148,7 +148,7 @@ class Replica:
 
     async def _live(self) -> str:
         """One process, from its start to its end; how it ended."""
-        why, self._silence = "", ""
+        why, self._silence, self._heard = "", "", 0
         try:
             try:
                 self._link = await self._connect()
