@@ -190,7 +190,7 @@ class Fleet(FleetAdmin, ClientApi):
     async def _restart(self, replica: Replica) -> None:
         if replica.failed:
             return
-        before = replica.restarts
+        before = replica.restarts if replica.linked else -1  # without a process, the next one is new
         replica.stop()
         self._router.empty(replica)
         await self._until(lambda: replica.failed or (replica.state == "ready" and replica.restarts > before))

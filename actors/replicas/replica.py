@@ -108,6 +108,11 @@ class Replica:
         return None if self._process is None else self._process.pid
 
     @property
+    def linked(self) -> bool:
+        """It has a process to which things can be said."""
+        return self._link is not None
+
+    @property
     def failed(self) -> bool:
         return self.state == "failed"
 
@@ -117,7 +122,10 @@ class Replica:
             self._link.post(message)
 
     def stop(self) -> None:
-        """End the process. It is started again unless its owner leaves the fleet."""
+        """End the process. It is started again unless its owner leaves the fleet. One between two processes has none to
+        end: its next one is new."""
+        if self._link is None:
+            return
         if self.state in ("ready", "starting"):
             self.state, self.reason = "leaving", "it is restarting"
         self.post(StopReplica())

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import pytest
 
 from troupellm.actors.replicas import replica as replicas
@@ -49,3 +50,14 @@ async def test_a_fault_on_the_way_to_another_replica_fails_one_request(checkpoin
                     async for _ in stream:
                         pass
         assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
+
+
+async def test_a_restart_while_a_replica_has_no_process_waits_for_its_next_one(checkpoint: Any) -> None:
+    async with fleet_of(checkpoint) as fleet:
+        kill(fleet, 0)
+        await eventually(lambda: fleet.replicas[0].restarts == 1)
+        assert not fleet.replicas[0].linked
+        with anyio.fail_after(SPARE_SECONDS):
+            await fleet.restart()
+        assert [each.state for each in fleet.replicas] == ["ready", "ready"]
+        assert [each.restarts for each in fleet.replicas] == [1, 1]
