@@ -1,8 +1,10 @@
 """Faults of a fleet beside the death of a replica: what cannot be started, moved or told costs no stream of another."""
 
 import errno
+import shutil
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -61,3 +63,16 @@ async def test_a_restart_while_a_replica_has_no_process_waits_for_its_next_one(c
             await fleet.restart()
         assert [each.state for each in fleet.replicas] == ["ready", "ready"]
         assert [each.restarts for each in fleet.replicas] == [1, 1]
+
+
+async def test_a_restart_ends_at_a_replica_that_does_not_come_back(
+    checkpoint: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(replicas, "RETRY_SECONDS", 0.05)
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    async with fleet_of(folder) as fleet:
+        (folder / "config.json").write_text("{}")
+        with pytest.raises(EngineStopped, match="replica 0 did not come back: .*; those after it were not restarted"):
+            await fleet.administer("restart_replicas", b"{}")
+        assert [each.state for each in fleet.replicas] == ["failed", "ready"]
+        assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
