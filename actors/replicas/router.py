@@ -219,12 +219,16 @@ class Router:
         self._leave_place(request, replica)
         error = None if end.error is None else end.error.error()
         outbox = request.outbox
-        if not request.submitted and not outbox.cancelled:
+        if error is not None and not outbox.cancelled and _engine_failed(error):
+            replica.state, replica.reason = "starting", error.message  # its process is about to end
+            if request.submitted:
+                self._move(request, "died")
+            else:  # its own task looks for another replica
+                request.leave(died=False)
+                request.answered.wake()
+        elif not request.submitted and not outbox.cancelled:
             request.refusal = error
             request.answered.wake()
-        elif error is not None and not outbox.cancelled and _engine_failed(error):
-            replica.state, replica.reason = "starting", error.message  # its process is about to end
-            self._move(request, "died")
         elif error is not None:
             outbox.fail(error)
             request.answered.wake()

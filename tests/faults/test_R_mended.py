@@ -1,5 +1,6 @@
 """Faults of a fleet beside the death of a replica: what cannot be started, moved or told costs no stream of another."""
 
+import asyncio
 import errno
 import shutil
 import socket
@@ -14,6 +15,7 @@ from troupellm.actors.replicas import replica as replicas
 from troupellm.actors.replicas.fleet import Fleet
 from troupellm.protocol.config.kv_hints import KVHints
 from troupellm.protocol.errors import EngineStopped
+from troupellm.protocol.wire.api_process import Apply, Ended, WireError
 from troupellm.tests.faults.test_R_replicas import config, fleet_of, kill, prompt, sampling
 from troupellm.tests.support.servers.replica_tasks import replica_tasks
 from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, server_config
@@ -76,3 +78,21 @@ async def test_a_restart_ends_at_a_replica_that_does_not_come_back(
             await fleet.administer("restart_replicas", b"{}")
         assert [each.state for each in fleet.replicas] == ["failed", "ready"]
         assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
+
+
+async def test_a_request_that_a_failing_replica_refuses_goes_to_another_one(checkpoint: Any, monkeypatch: Any) -> None:
+    async with fleet_of(checkpoint) as fleet:
+        replica = fleet.replicas[0]
+        post, loop = replica.post, asyncio.get_running_loop()
+
+        def refuse(message: Any) -> None:
+            if isinstance(message, Apply):
+                error = WireError.of(EngineStopped("the engine has failed", code="engine_failed"))
+                loop.call_soon(fleet.on_message, replica, Ended(request=message.request, error=error))
+            else:
+                post(message)
+
+        monkeypatch.setattr(replica, "post", refuse)
+        answer = await fleet.generate([5, 6], max_tokens=3, hints=KVHints(replica=0))
+        assert answer.usage.completion_tokens == 3
+        assert (replica.state, replica.reason) == ("starting", "the engine has failed")
