@@ -175,6 +175,7 @@ class Router:
                 demand=demand,
                 wait=wait,
                 deadline=None if request.begun else submission.deadline,
+                moved=request.moved,
             )
         )
 

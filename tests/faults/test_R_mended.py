@@ -16,7 +16,7 @@ from troupellm.actors.replicas.fleet import Fleet
 from troupellm.protocol.config.kv_hints import KVHints
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.wire.api_process import Apply, Ended, WireError
-from troupellm.tests.faults.test_R_replicas import config, fleet_of, kill, prompt, sampling
+from troupellm.tests.faults.test_R_replicas import LENGTH, config, fleet_of, kill, prompt, sampling
 from troupellm.tests.support.servers.replica_tasks import replica_tasks
 from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, server_config
 
@@ -96,3 +96,14 @@ async def test_a_request_that_a_failing_replica_refuses_goes_to_another_one(chec
         answer = await fleet.generate([5, 6], max_tokens=3, hints=KVHints(replica=0))
         assert answer.usage.completion_tokens == 3
         assert (replica.state, replica.reason) == ("starting", "the engine has failed")
+
+
+async def test_a_stream_older_than_the_queue_timeout_moves(checkpoint: Any) -> None:
+    async with fleet_of(checkpoint, queue_timeout=0.5, stream_budget_tokens=64) as fleet:
+        async with fleet.stream(prompt(1), **sampling(1), hints=KVHints(replica=0)) as stream:
+            tokens = len((await anext(stream)).token_ids)
+            await anyio.sleep(0.7)
+            kill(fleet, 0)
+            async for delta in stream:
+                tokens += len(delta.token_ids)
+        assert tokens == LENGTH
