@@ -100,7 +100,7 @@ class Router:
         Returns early when the request ends.
 
         Raises:
-            EngineOverloaded: two replicas had no place, and the request does not wait.
+            EngineOverloaded: it had no place twice, and does not wait.
             EngineStopped: no replica will serve it.
         """
         refused: list[Replica] = []
@@ -108,7 +108,7 @@ class Router:
             replica = await self._ready(request, refused)
             if replica is None:
                 return
-            waits = request.moved or bool(refused) or request.submission.wait
+            waits = request.moved or request.submission.wait
             self._apply(request, replica, wait=waits)
             await request.answered.wait()
             if request.admitted:
@@ -119,7 +119,7 @@ class Router:
                 return
             if request.refusal is None:  # the replica is gone, or the request has ended
                 continue
-            if not isinstance(request.refusal, EngineOverloaded) or waits:
+            if not isinstance(request.refusal, EngineOverloaded) or waits or refused:
                 raise request.refusal
             refused.append(replica)
 

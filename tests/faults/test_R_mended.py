@@ -14,7 +14,7 @@ import pytest
 from troupellm.actors.replicas import replica as replicas
 from troupellm.actors.replicas.fleet import Fleet
 from troupellm.protocol.config.kv_hints import KVHints
-from troupellm.protocol.errors import EngineStopped
+from troupellm.protocol.errors import EngineOverloaded, EngineStopped
 from troupellm.protocol.wire.api_process import Apply, Ended, WireError
 from troupellm.tests.faults.test_R_replicas import LENGTH, config, fleet_of, kill, prompt, sampling
 from troupellm.tests.support.servers.replica_tasks import replica_tasks
@@ -107,3 +107,18 @@ async def test_a_stream_older_than_the_queue_timeout_moves(checkpoint: Any) -> N
             async for delta in stream:
                 tokens += len(delta.token_ids)
         assert tokens == LENGTH
+
+
+async def test_a_request_that_does_not_wait_is_refused_by_a_full_fleet(checkpoint: Any) -> None:
+    async def never(*_: Any) -> Any:
+        await anyio.sleep_forever()
+
+    async with fleet_of(checkpoint, max_num_seqs=1, max_num_queued_reqs=0) as fleet:
+        fleet.replicas[1]._spawn = never
+        kill(fleet, 1)
+        await eventually(lambda: fleet.replicas[1].state == "starting")
+        async with fleet.stream([5, 6], max_tokens=1500, ignore_eos=True, wait=False) as stream:
+            await anext(stream)
+            with anyio.fail_after(SPARE_SECONDS), pytest.raises(EngineOverloaded):
+                await fleet.generate([5, 6], max_tokens=1500, ignore_eos=True, wait=False)
+            await stream.cancel()
