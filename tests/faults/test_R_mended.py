@@ -17,7 +17,7 @@ from troupellm.protocol.config.kv_hints import KVHints
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped
 from troupellm.protocol.wire.api_process import Apply, Ended, WireError
 from troupellm.tests.faults.test_R_replicas import LENGTH, config, fleet_of, kill, prompt, sampling
-from troupellm.tests.support.servers.replica_tasks import replica_tasks
+from troupellm.tests.support.servers.replica_tasks import TaskChild, replica_tasks
 from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, server_config
 
 pytestmark = pytest.mark.anyio
@@ -122,3 +122,25 @@ async def test_a_request_that_does_not_wait_is_refused_by_a_full_fleet(checkpoin
             with anyio.fail_after(SPARE_SECONDS), pytest.raises(EngineOverloaded):
                 await fleet.generate([5, 6], max_tokens=1500, ignore_eos=True, wait=False)
             await stream.cancel()
+
+
+async def test_requests_move_before_a_dead_process_has_been_waited_for(checkpoint: Any, monkeypatch: Any) -> None:
+    ended = anyio.Event()
+    wait = TaskChild.wait
+
+    async def slow(child: TaskChild) -> int:
+        await ended.wait()
+        return await wait(child)
+
+    async with fleet_of(checkpoint) as fleet:
+        async with fleet.stream(prompt(1), **sampling(1), hints=KVHints(replica=0)) as stream:
+            tokens = len((await anext(stream)).token_ids)
+            with monkeypatch.context() as patch:
+                patch.setattr(TaskChild, "wait", slow)
+                kill(fleet, 0)
+                async for delta in stream:
+                    tokens += len(delta.token_ids)
+                assert fleet.replicas[0].restarts == 0
+            assert tokens == LENGTH
+        ended.set()
+        await eventually(lambda: fleet.replicas[0].state == "ready", SPARE_SECONDS)
