@@ -159,7 +159,8 @@ class ApiProcessSession:
 
     async def _bring_in(self, request: _Request) -> None:
         apply, handed_over = request.apply, False
-        slot = await take_slot(self._system, apply.demand, wait=apply.wait, deadline=apply.deadline)
+        expires = not apply.moved
+        slot = await take_slot(self._system, apply.demand, wait=apply.wait, deadline=apply.deadline, expires=expires)
         try:
             self._post(Admitted(apply.request, slot.quota))
             await request.submitted.wait()
@@ -167,7 +168,9 @@ class ApiProcessSession:
             submission = _submission(request.apply, request.submit)
             handed_over = True  # the outbox leaves the place from here on
             on_wake = partial(self._on_wake, request)
-            outbox = await hand_over(self._system, self._config, slot, apply.arrival, submission, on_wake)
+            outbox = await hand_over(
+                self._system, self._config, slot, apply.arrival, submission, on_wake, expires=expires
+            )
             self._on_wake(request, outbox)
         finally:
             if not handed_over:

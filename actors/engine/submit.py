@@ -45,18 +45,21 @@ async def hand_over(
     arrival: float,
     request: Submission,
     on_wake: Callable[[LocalOutbox], None] | None = None,
+    *,
+    expires: bool = True,
 ) -> LocalOutbox:
     """Start a request that has a place. The place is left however this ends.
 
     Args:
         arrival: seconds on the engine's clock.
         on_wake: called when there is something to read, also before this returns.
+        expires: it may wait to begin no longer than any may; otherwise as long as it wants itself.
 
     Raises:
         EngineStopped: the engine takes no requests.
         ModelNotFound: the request names an adapter, and none are served.
     """
-    deadline = system.queue_deadline(request.deadline)
+    deadline = system.queue_deadline(request.deadline) if expires else request.deadline
     budget = config.stream_budget_tokens if request.streaming else None
     outbox = system.requests.add(slot, arrival, budget, on_wake, request.request_id)
     message = PrepareRequest(
@@ -100,11 +103,14 @@ def charge(system: System, tenant: str, tokens: int) -> Quota | None:
     return quotas.take(tenant, requests=1, sequences=0, tokens=tokens)
 
 
-async def take_slot(system: System, demand: Demand, *, wait: bool, deadline: float | None = None) -> AdmissionSlot:
+async def take_slot(
+    system: System, demand: Demand, *, wait: bool, deadline: float | None = None, expires: bool = True
+) -> AdmissionSlot:
     """Room for a request.
 
     Args:
         wait: wait in line for it, `deadline` seconds at most, instead of being refused.
+        expires: see `hand_over`.
 
     Raises:
         RateLimited: the tenant has reached a limit of its own.
@@ -115,7 +121,7 @@ async def take_slot(system: System, demand: Demand, *, wait: bool, deadline: flo
     try:
         if not wait:
             return system.admission.enter(demand)
-        with anyio.move_on_after(system.queue_deadline(deadline)):
+        with anyio.move_on_after(system.queue_deadline(deadline) if expires else deadline):
             return await system.admission.wait(demand)
     except TroupeError as error:
         count_rejection(system, _reason(error))

@@ -182,6 +182,9 @@ class Fleet(FleetAdmin, ClientApi):
         """Replace the replicas one after the other; their requests move to the others, and lose nothing.
 
         A second call waits for the first one, and replaces them again.
+
+        Raises:
+            EngineStopped: a replica did not come back; those after it were left as they are.
         """
         async with self._restarting:
             for replica in self.replicas:
@@ -190,10 +193,13 @@ class Fleet(FleetAdmin, ClientApi):
     async def _restart(self, replica: Replica) -> None:
         if replica.failed:
             return
-        before = replica.restarts
+        before = replica.restarts if replica.linked else -1  # without a process, the next one is new
         replica.stop()
         self._router.empty(replica)
         await self._until(lambda: replica.failed or (replica.state == "ready" and replica.restarts > before))
+        if replica.failed:
+            text = f"replica {replica.number} did not come back: {replica.failure}; those after it were not restarted"
+            raise EngineStopped(text, code="engine_failed")
 
     # From the replicas.
 

@@ -108,6 +108,11 @@ class Replica:
         return None if self._process is None else self._process.pid
 
     @property
+    def linked(self) -> bool:
+        """It has a process to which things can be said."""
+        return self._link is not None
+
+    @property
     def failed(self) -> bool:
         return self.state == "failed"
 
@@ -117,7 +122,10 @@ class Replica:
             self._link.post(message)
 
     def stop(self) -> None:
-        """End the process. It is started again unless its owner leaves the fleet."""
+        """End the process. It is started again unless its owner leaves the fleet. One between two processes has none to
+        end: its next one is new."""
+        if self._link is None:
+            return
         if self.state in ("ready", "starting"):
             self.state, self.reason = "leaving", "it is restarting"
         self.post(StopReplica())
@@ -126,41 +134,51 @@ class Replica:
         """Until cancelled, or until it is given up."""
         crashes = Crashes(INTENSITY, self._clock)
         while True:
-            ended = await self._live()
-            asked = self.state == "leaving"
-            loaded, self.serving, self.status, self.place = self.serving is not None, None, None, None
-            self.state, self.reason = "starting", "it is restarting" if asked else f"its process {ended}"
-            self.queries.lost()
-            self.queries = Queries(self.post)
+            try:
+                why = await self._live()
+            except BaseException:
+                await self._end(END_SECONDS if self.state == "leaving" else 0.0)
+                raise
+            asked, loaded, requests = self.state == "leaving", self.serving is not None, len(self.requests)
+            verb = "could not be started" if self._process is None else "ended"
+            self._lose("it is restarting" if asked else f"its process {verb}{why}")
+            ended = f"{verb}{_how(await self._end(END_SECONDS if asked else 0.0))}{why}"
+            if not asked:
+                self.reason = f"its process {ended}"
             given_up = not asked and (crashes.add() or not (loaded or self.restarts))
             if given_up:
                 self.state = "failed"
                 text = f"replica {self.number}: its process {ended}"
                 self.failure = self.failure or EngineStopped(text, code="engine_failed")
             if not asked:
-                logger.error("replica %d: its process %s; it had %d requests", self.number, ended, len(self.requests))
-            self._owner.on_lost(self)
+                logger.error("replica %d: its process %s; it had %d requests", self.number, ended, requests)
             if given_up:
+                self._owner.on_change()
                 return
             self.restarts += 1
             if not asked:
                 await anyio.sleep(RETRY_SECONDS)
 
+    def _lose(self, reason: str) -> None:
+        """Nothing is said here any more: its requests move, before the process has ended."""
+        self.state, self.reason = "starting", reason
+        self.serving = self.status = self.place = None
+        self.queries.lost()
+        self.queries = Queries(self.post)
+        self._owner.on_lost(self)
+
     async def _live(self) -> str:
-        """One process, from its start to its end; how it ended."""
-        why, self._silence = "", ""
+        """One process, from its start until nothing comes from it any more; more about why."""
+        why, self._silence, self._heard = "", "", 0
         try:
             self._link = await self._connect()
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._watch, group.cancel_scope)
-                why = await self._follow(self._link)
-                group.cancel_scope.cancel()
-        finally:
-            link, self._link = self._link, None
-            if link is not None:
-                await link.aclose()
-            code = await self._end(END_SECONDS if self.state == "leaving" else 0.0)
-        return f"ended{_how(code)}{why or self._silence}"
+        except OSError as error:  # no descriptors, no memory: a crash like another
+            return f": {error}"
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch, group.cancel_scope)
+            why = await self._follow(self._link)
+            group.cancel_scope.cancel()
+        return why or self._silence
 
     async def _connect(self) -> Link[ToReplica, FromReplica]:
         ours, theirs = socket.socketpair()
@@ -216,8 +234,11 @@ class Replica:
                 self._owner.on_message(self, message)
 
     async def _end(self, seconds: float) -> int | None:
-        """The exit code of the process, which is killed after `seconds`."""
+        """Close the link; the exit code of the process, which is killed after `seconds`. None where it does not end."""
+        link, self._link = self._link, None
         process, self._process = self._process, None
+        if link is not None:
+            await link.aclose()
         if process is None:
             return None
         with anyio.CancelScope(shield=True):
@@ -226,8 +247,10 @@ class Replica:
                     await process.wait()
             if process.returncode is None:
                 process.kill()
-            await process.wait()
-            await process.aclose()
+            with anyio.move_on_after(END_SECONDS):  # one in a call of a driver may not end though it was killed
+                await process.wait()
+            if process.returncode is not None:
+                await process.aclose()
         return process.returncode
 
 

@@ -5,6 +5,7 @@ is told to leave, the request goes to another one with the tokens that its reade
 fork and position, so the reader gets the tokens of an undisturbed run. All state of a request is in its `FleetRequest`.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -34,6 +35,8 @@ from troupellm.protocol.wire.api_process import (
     PauseReader,
     ResumeReader,
 )
+
+logger = logging.getLogger("troupellm.server")
 
 
 class Router:
@@ -97,7 +100,7 @@ class Router:
         Returns early when the request ends.
 
         Raises:
-            EngineOverloaded: two replicas had no place, and the request does not wait.
+            EngineOverloaded: it had no place twice, and does not wait.
             EngineStopped: no replica will serve it.
         """
         refused: list[Replica] = []
@@ -105,7 +108,7 @@ class Router:
             replica = await self._ready(request, refused)
             if replica is None:
                 return
-            waits = request.moved or bool(refused) or request.submission.wait
+            waits = request.moved or request.submission.wait
             self._apply(request, replica, wait=waits)
             await request.answered.wait()
             if request.admitted:
@@ -116,7 +119,7 @@ class Router:
                 return
             if request.refusal is None:  # the replica is gone, or the request has ended
                 continue
-            if not isinstance(request.refusal, EngineOverloaded) or waits:
+            if not isinstance(request.refusal, EngineOverloaded) or waits or refused:
                 raise request.refusal
             refused.append(replica)
 
@@ -172,6 +175,7 @@ class Router:
                 demand=demand,
                 wait=wait,
                 deadline=None if request.begun else submission.deadline,
+                moved=request.moved,
             )
         )
 
@@ -216,12 +220,16 @@ class Router:
         self._leave_place(request, replica)
         error = None if end.error is None else end.error.error()
         outbox = request.outbox
-        if not request.submitted and not outbox.cancelled:
+        if error is not None and not outbox.cancelled and _engine_failed(error):
+            replica.state, replica.reason = "starting", error.message  # its process is about to end
+            if request.submitted:
+                self._move(request, "died")
+            else:  # its own task looks for another replica
+                request.leave(died=False)
+                request.answered.wake()
+        elif not request.submitted and not outbox.cancelled:
             request.refusal = error
             request.answered.wake()
-        elif error is not None and not outbox.cancelled and _engine_failed(error):
-            replica.state, replica.reason = "starting", error.message  # its process is about to end
-            self._move(request, "died")
         elif error is not None:
             outbox.fail(error)
             request.answered.wake()
@@ -289,6 +297,12 @@ class Router:
             await self.place(request)
         except TroupeError as error:
             request.outbox.fail(error)
+        except Exception:  # a fault of ours ends one request, and not the fleet
+            logger.exception("a request could not be moved to another replica")
+            if (replica := self._replica_of(request)) is not None:
+                replica.post(Abort(request.number))
+            text = "the request could not be moved to another replica"
+            request.outbox.fail(EngineStopped(text, code="engine_failed"))
 
     # Ends.
 

@@ -33,6 +33,8 @@ class Apply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     demand: Demand
     wait: bool
     deadline: float | None
+    moved: bool = False
+    """Another engine had it: `queue_timeout`, which bounds the wait to begin, does not count for it."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):

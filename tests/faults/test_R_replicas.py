@@ -141,6 +141,7 @@ async def test_R2_both_replicas_die_and_streams_wait_for_one(checkpoint: Any, so
             kill(fleet, 1)
             await eventually(lambda: not any(each.state == "ready" for each in fleet.replicas))
             assert fleet.state == "starting"
+            await eventually(lambda: all("signal 9" in each.reason for each in fleet.replicas))
             assert len(fleet.missing()) == 2
             with pytest.raises(EngineStopped, match="no replica is ready: replica 0: its process ended by signal 9"):
                 await fleet.generate([5], max_tokens=1)
