@@ -174,4 +174,4 @@ async def test_tokens_that_no_engine_can_continue_are_refused(
         with pytest.raises(InvalidRequest, match=sentence) as refused:
             await engine.generate(PROMPT, SamplingParams(max_tokens=LENGTH, **more), generated=generated)
         assert refused.value.param == "generated"
-        assert (await engine.generate(PROMPT, max_tokens=3)).usage.completion_tokens == 3
+        assert (await engine.generate(PROMPT, max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3

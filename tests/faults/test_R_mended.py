@@ -53,7 +53,7 @@ async def test_a_fault_on_the_way_to_another_replica_fails_one_request(checkpoin
                 with pytest.raises(EngineStopped, match="could not be moved"):
                     async for _ in stream:
                         pass
-        assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
+        assert (await fleet.generate([5, 6], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
 
 
 async def test_a_restart_while_a_replica_has_no_process_waits_for_its_next_one(checkpoint: Any) -> None:
@@ -77,7 +77,7 @@ async def test_a_restart_ends_at_a_replica_that_does_not_come_back(
         with pytest.raises(EngineStopped, match="replica 0 did not come back: .*; those after it were not restarted"):
             await fleet.administer("restart_replicas", b"{}")
         assert [each.state for each in fleet.replicas] == ["failed", "ready"]
-        assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
+        assert (await fleet.generate([5, 6], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
 
 
 async def test_a_request_that_a_failing_replica_refuses_goes_to_another_one(checkpoint: Any, monkeypatch: Any) -> None:
@@ -93,7 +93,7 @@ async def test_a_request_that_a_failing_replica_refuses_goes_to_another_one(chec
                 post(message)
 
         monkeypatch.setattr(replica, "post", refuse)
-        answer = await fleet.generate([5, 6], max_tokens=3, hints=KVHints(replica=0))
+        answer = await fleet.generate([5, 6], max_tokens=3, ignore_eos=True, hints=KVHints(replica=0))
         assert answer.usage.completion_tokens == 3
         assert (replica.state, replica.reason) == ("starting", "the engine has failed")
 

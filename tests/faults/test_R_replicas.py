@@ -174,7 +174,7 @@ async def test_R4_a_request_that_loses_too_many_replicas_fails_alone(checkpoint:
             kill(fleet, 0)
         assert failed[0].code == "engine_failed"
         assert "failover_limit" in failed[0].message
-        assert (await fleet.generate([5, 6], max_tokens=3)).usage.completion_tokens == 3
+        assert (await fleet.generate([5, 6], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
 
 
 @pytest.mark.slow

@@ -7,8 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.snapshot import StatesSnapshot
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.tests.support.scheduler.oracle import EOS, Harness, make_core, ready, stream_of, submission
@@ -243,8 +241,3 @@ def test_groups_with_windows_and_states_agree_on_a_prefix(plans: int) -> None:
         first = [*prompt(60), *prompt(20 + seed, seed)]
         assert serve(harness, 1 + seed, first, max_tokens=20) == stream_of(first, 0, 20, NEVER)
     assert states(harness).hits >= 5
-
-
-def test_an_interval_within_a_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"state_snapshot_interval 100 must be a multiple of block_size \(16\)"):
-        EngineConfig.from_flat({"state_snapshot_interval": 100}).check()
