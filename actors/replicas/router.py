@@ -241,7 +241,7 @@ class Router:
     def _close(self, request: FleetRequest, end: Ended) -> None:
         arrival, timing = request.outbox.arrival, end.timing
         scheduled, first = (None if time is None else arrival + time for time in (timing.scheduled, timing.first_token))
-        if request.moved and request.first_token is not None:  # what its replica tells is about the rest
+        if request.moved and request.first_token is not None:  # its replica's times are those of the rest
             scheduled, first = min(scheduled or request.first_token, request.first_token), request.first_token
         assert end.usage is not None
         request.outbox.close(end.usage, scheduled, first)
