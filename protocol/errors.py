@@ -175,6 +175,12 @@ class ModelLoadError(TroupeError):
             self.add_note(f"hint: {hint}")
 
 
+class WeightsChanged(ModelLoadError):
+    """The weights on disk are others than those that the engine serves. Answers that are under way would mix both."""
+
+    default_code = "weights_changed"
+
+
 class AdapterError(InvalidRequest):
     """An adapter cannot be served. `message` names file, tensor or key, and value; `hint` says what would work."""
 

@@ -23,7 +23,7 @@ from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.runtime.restart_intensity import Crashes, Intensity
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.actors.worker.thread_host import WorkerGone, WorkerHost, WorkerStuck, found_no_memory
-from troupellm.protocol.errors import InvalidRequest, TroupeError
+from troupellm.protocol.errors import InvalidRequest, TroupeError, WeightsChanged
 from troupellm.protocol.messages.scheduler import StepFinished, WorkerAsleep, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import (
     WITHOUT_CACHE,
@@ -300,7 +300,7 @@ class WorkerActor:
             pause = min(max(_FIRST_PAUSE_SECONDS, 2 * pause), _LONGEST_PAUSE_SECONDS)
             try:
                 ready = await self._worker_host.restart()
-            except WorkerStuck:
+            except (WorkerStuck, WeightsChanged):  # neither gets better by another try
                 raise
             except Exception as error:
                 logger.error("the worker could not be restarted: %s", _reason(error), exc_info=error)

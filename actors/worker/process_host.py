@@ -55,7 +55,9 @@ class ProcessWorker:
         self._wants_spare = spare
         self._worker: RemoteWorker | None = None
         self._spare: RemoteWorker | None = None
-        self._loaded_once = self._lost_one = False
+        self._first: WorkerReady | None = None
+        """The report of the first worker."""
+        self._lost_one = False
 
     def locate(self, folder: Path, config: EngineConfig) -> None:
         """The model's folder, and the settings with local names for what the hub has: the worker gets no token."""
@@ -85,18 +87,19 @@ class ProcessWorker:
         self._spare = spare
 
     async def start(self) -> WorkerReady:
-        """Load the model for the first time. Each successor must offer the settings that this worker settles on.
+        """Load the model for the first time. Each successor must offer the settings and the weights of this worker.
 
         Raises:
+            WeightsChanged: the weights on disk are others than those of the first worker.
             ModelLoadError: the model cannot be served.
             ConfigError: a setting does not fit the model or the machine.
             WorkerGone: the process died over it.
         """
         worker = await self._take_spare()
-        worker.send(Load(factory=self._factory, folder=str(self._folder), config=self._config))
+        worker.send(Load(factory=self._factory, folder=str(self._folder), config=self._config, first=self._first))
         ready = await self._loaded(worker)
         self._config = _pinned(self._config, ready)
-        self._loaded_once = True
+        self._first = self._first or ready
         return ready
 
     def send(self, plan: StepPlan) -> None:
@@ -206,7 +209,7 @@ class ProcessWorker:
     async def _heard(self, worker: RemoteWorker, doing: str) -> FromWorker:
         """The next message, which comes in time unless the model is loaded for the first time."""
         message: FromWorker | None = None
-        if not self._loaded_once:
+        if self._first is None:
             return await worker.next()
         with anyio.move_on_after(RELOAD_SILENCE_SECONDS):
             message = await self._unless_stopped(worker, doing)

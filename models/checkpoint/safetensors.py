@@ -300,11 +300,20 @@ def unchanged(folder: Path) -> Iterator[None]:
     Raises:
         ModelLoadError: a file has changed or is gone; raised when the block ends.
     """
-    files = [folder]
-    if not is_gguf(folder):
-        files = [folder / FILE, folder / INDEX, *(folder / name for name in QUANTIZATION_FILES)]
-        with suppress(ModelLoadError):  # which says it again when it reads them, if it does
-            files += [folder / name for name in folder_weight_files(folder)]
-    steady = SteadyFiles(files)
+    steady = SteadyFiles(model_files(folder))
     yield
     steady.check()
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The weights of a model and the files that say how to read them, some of which may be missing.
+
+    Args:
+        folder: of the model, or its GGUF file.
+    """
+    if is_gguf(folder):
+        return [folder]
+    files = [folder / FILE, folder / INDEX, *(folder / name for name in QUANTIZATION_FILES)]
+    with suppress(ModelLoadError):  # which is raised again when they are read, if they are
+        files += [folder / name for name in folder_weight_files(folder)]
+    return files

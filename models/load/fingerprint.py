@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from troupellm.models.hub.secret import secret_file
 from troupellm.models.hub.weight_files import folder_weight_files
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.rope import length_matters
+from troupellm.models.load.weight_state import require_same, weight_state
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.errors import ModelLoadError, WeightsChanged
+from troupellm.protocol.messages.weight_file import WeightFile
 
 FORMAT = "troupellm KV block 1"
 """Format of blocks' bytes; changes with their layout."""
@@ -72,30 +75,36 @@ def model_fingerprint(
 
 
 class SameModel:
-    """Remembers the fingerprint of the first load: weights that are read again after a sleep must be the same.
+    """Remembers the weights of the first load: those that are read again after a sleep must be the same.
 
     Attributes:
         fingerprint: empty before `check`, and always where no block outlives the engine, since it is not needed there.
+            Without it the state of the files is compared, which takes no time.
     """
 
-    def __init__(self, compute: Callable[[], str] | None) -> None:
-        self._compute = compute
+    def __init__(self, compute: Callable[[], str] | None, state: Callable[[], tuple[WeightFile, ...]]) -> None:
+        self._compute, self._state = compute, state
+        self._first: tuple[WeightFile, ...] | None = None
         self.fingerprint = ""
 
     def check(self) -> None:
-        """Compare the fingerprints; to be called each time weights were read.
+        """Compare the weights with the first ones; to be called each time weights were read.
 
         Raises:
-            ModelLoadError: the weights cannot be read again, or they differ from the first ones.
+            ModelLoadError: the weights cannot be read again.
+            WeightsChanged: they differ from the first ones.
         """
         if self._compute is None:
+            state = self._state()
+            require_same(state if self._first is None else self._first, state)
+            self._first = state
             return
         try:
             now = self._compute()
         except OSError as error:
             raise ModelLoadError(f"the weights cannot be read: {error.strerror}") from error
         if self.fingerprint and now != self.fingerprint:
-            raise ModelLoadError(
+            raise WeightsChanged(
                 "the weights on disk are others than those that kept KV blocks are of", hint="restart the engine"
             )
         self.fingerprint = now
@@ -111,10 +120,12 @@ def same_model(
     extra: Callable[[int], Sequence[str]],
 ) -> SameModel:
     """The `SameModel` of a worker; arguments as of `model_fingerprint`, dtypes as torch's objects."""
+    state = partial(weight_state, folder, config.model)
     if secret_file(config) is None:
-        return SameModel(None)
+        return SameModel(None, state)
     types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}
-    return SameModel(lambda: model_fingerprint(folder, model, config, longest=longest, extra=extra(longest), **types))
+    fingerprint = partial(model_fingerprint, folder, model, config, longest=longest, **types)
+    return SameModel(lambda: fingerprint(extra=extra(longest)), state)
 
 
 def files_digest(files: Sequence[Path]) -> str:

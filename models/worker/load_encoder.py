@@ -1,5 +1,6 @@
 """Loads an encoder, which the worker does instead of allocating a cache."""
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ from troupellm.models.config.pooling_config import (
 )
 from troupellm.models.layers.encoder import Encoder, RunnableEncoder
 from troupellm.models.layers.pooled_dense import PooledDense
+from troupellm.models.load.fingerprint import SameModel
+from troupellm.models.load.weight_state import weight_state
 from troupellm.models.memory.plan import MemoryBudget
 from troupellm.models.processes.process_limits import available_memory
 from troupellm.models.runner.encoder_runner import EncoderRunner
@@ -74,9 +77,14 @@ class LoadedEncoder:
         self.weight_bytes = model.num_weights * dtype.itemsize
         self._budget = self._plan_memory()
         progress(LoadProgress(phase="weights", total=self.weight_bytes, detail=self._budget.table()))
-        self.parts = Parts[RunnableEncoder, tuple[()]](
-            lambda sink: _read(folder, model, config, dtype, sink, self.weight_bytes), lambda: ()
-        )
+        same = SameModel(None, partial(weight_state, folder, config.model))
+
+        def read(sink: ProgressSink) -> RunnableEncoder:
+            encoder = _read(folder, model, config, dtype, sink, self.weight_bytes)
+            same.check()
+            return encoder
+
+        self.parts = Parts[RunnableEncoder, tuple[()]](read, lambda: ())
         self.parts.read(progress)
         self.parts.reserve()
         progress(LoadProgress(phase="warm_up"))

@@ -29,6 +29,7 @@ from troupellm.protocol.messages.sleep import WakeWorker, WorkerCommand, execute
 from troupellm.protocol.messages.worker import StepPlan, Worker
 from troupellm.protocol.messages.worker_abilities import (
     QUIET_SECONDS,
+    ExpectsWeights,
     HasIdleWork,
     PreparesAdapters,
     PreparesGuides,
@@ -177,6 +178,8 @@ class Server:
 
     def _load(self, message: Load) -> None:
         worker = resolve(message.factory)(Path(message.folder))
+        if message.first is not None and isinstance(worker, ExpectsWeights):
+            worker.expect_weights(message.first)
         ready = worker.load(message.config, lambda progress: self._send(Progress(progress)))
         self._worker, self._steps = worker, Steps(worker, self._wait)
         self._idle = worker.idle if isinstance(worker, HasIdleWork) else None

@@ -7,6 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, assert_never
 
+from msgspec.structs import replace
+
 from troupellm.models.adapters.prepared import PreparedAdapters
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.checkpoint.safetensors import unchanged
@@ -15,13 +17,14 @@ from troupellm.models.gpu.launched_step import LaunchedPlan
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.hub.model_folder import readable
 from troupellm.models.layers.decoder import Decoder
+from troupellm.models.load.weight_state import RESTART, require_same, weight_state
 from troupellm.models.runner.encoder_runner import EncoderRunner
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.runner.threads import GivenThreads, StepThreads
 from troupellm.models.worker.loader import LoadedModel, load_model
 from troupellm.models.worker.open_kv_tiers import make_mover
 from troupellm.protocol.config.engine import EngineConfig, WorkerConfig
-from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.errors import InvalidRequest, WeightsChanged
 from troupellm.protocol.messages.adapters import NO_ADAPTERS, AdapterPreparation
 from troupellm.protocol.messages.sleep import (
     SleepWorker,
@@ -63,17 +66,26 @@ class ModelWorker:
         self._given_threads: GivenThreads | None = None
         self._threads = StepThreads(1)
         self._meanwhile: Callable[[], None] | None = None
+        self._first: WorkerReady | None = None
+
+    def expect_weights(self, first: WorkerReady) -> None:
+        """As `protocol.worker_abilities.ExpectsWeights`."""
+        self._first = first
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         """Read the model and take the memory.
 
         Raises:
             ModelLoadError: the checkpoint cannot be served.
+            WeightsChanged: its weights are others than those of a worker before it.
             ConfigError: a setting does not fit the model or the machine.
         """
         self._folder = readable(self._folder, config.model.model, config.model.allow_model_links)
         with unchanged(self._folder):
-            begin = perf_counter()
+            begin, first = perf_counter(), self._first
+            weights = weight_state(self._folder, config.model)
+            if first is not None and not first.fingerprint:
+                require_same(first.weight_files, weights)
             self._set_threads(config.worker)
             loaded = self._loaded = load_model(self._folder, config, progress)
             self.reset()
@@ -81,7 +93,9 @@ class ModelWorker:
             if isinstance(self._runner, CudaRunner):
                 self._runner.graphs.warm_up(progress)
             progress(LoadProgress(phase="warm_up", done=1, total=1, detail=loaded.note))
-            self._ready = loaded.ready(perf_counter() - begin)
+            self._ready = replace(loaded.ready(perf_counter() - begin), weight_files=weights)
+            if first is not None and first.fingerprint not in ("", self._ready.fingerprint):
+                raise WeightsChanged("the weights on disk are others than those that are served", hint=RESTART)
             return self._ready
 
     def launch(self, plan: StepPlan) -> LaunchedStep:

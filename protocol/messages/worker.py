@@ -24,6 +24,7 @@ from troupellm.protocol.messages.kv_transfers import (
     TransferDone,
 )
 from troupellm.protocol.messages.proposer_report import ProposerReport
+from troupellm.protocol.messages.weight_file import WeightFile
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.params.logprobs import LogprobsMode
 from troupellm.protocol.params.pooling import PoolingAbility, PoolingState
@@ -333,8 +334,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingAbility | None = None
     """The pooling tasks of the model; None if it has none."""
     whole_prompts: bool = False
-    """Every token sees every other one: a prompt is computed in one step, nothing of it serves another one, and blocks
-    only count."""
+    """Every token sees every other one: a prompt is computed in one step and serves no other. Blocks only count."""
     hidden_size: int = 0
     """Width of an input embedding; 0 if the model takes none."""
     logits_processors: tuple[ProcessorInfo, ...] = ()
@@ -346,8 +346,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is speculative."""
     state_slots: int = 0
     """States beside the KV cache, of sequences and snapshots; 0: the model has none."""
-    state_bytes: int = 0
-    """Of each of them."""
+    state_bytes: int = 0  # of each of them
     max_loras: int = 0
     """Adapter slots, and so the adapters of one step, at most; 0: this model or device serves no adapters."""
     host_slots: int = 0
@@ -356,6 +355,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Outer tiers, from number 1 on."""
     fingerprint: str = ""
     """Digest of all that a KV block's content depends on besides tokens; empty where no block outlives the engine."""
+    weight_files: tuple[WeightFile, ...] = ()
+    """As they were when the weights were read."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -386,9 +387,8 @@ class Worker(Protocol):
     """The synchronous model side of the seam. All calls come from one thread.
 
     `launch` may return before the device has finished; two plans may be launched before the first is collected, and
-    they are collected in order. If the worker is a `WorksAhead`, each plan is launched immediately, also
-    while another one is being collected. `collect` computes or waits for what is not done yet. A row's failure is a
-    `RowError` in the result; anything raised is the step's failure.
+    they are collected in order. A `WorksAhead` has each plan launched at once, also while another one is collected.
+    `collect` computes or waits for what is not done. A row's failure is a `RowError`; a raised error is the step's.
     """
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady: ...

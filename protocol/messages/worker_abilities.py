@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from troupellm.protocol.messages.adapters import AdapterPreparation
-from troupellm.protocol.messages.worker import LaunchedStep
+from troupellm.protocol.messages.worker import LaunchedStep, WorkerReady
 from troupellm.protocol.params.guide import GuideProgram
 
 Wait = Callable[[], None]
@@ -41,6 +41,14 @@ class HasIdleWork(Protocol):
         Returns:
             whether it did anything, so that more may be left. False: there is nothing to do before the next call.
         """
+
+
+@runtime_checkable
+class ExpectsWeights(Protocol):
+    """A worker that refuses to load other weights than another worker before it."""
+
+    def expect_weights(self, first: WorkerReady) -> None:
+        """Called before `load`, which then raises WeightsChanged if the weights are others than those of `first`."""
 
 
 @runtime_checkable

@@ -8,14 +8,21 @@ import msgspec
 
 from troupellm import __version__
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.errors import ConfigError, GraphCaptureError, InvalidRequest, ModelLoadError, WorkerCrashed
+from troupellm.protocol.errors import (
+    ConfigError,
+    GraphCaptureError,
+    InvalidRequest,
+    ModelLoadError,
+    WeightsChanged,
+    WorkerCrashed,
+)
 from troupellm.protocol.messages.adapters import AdapterPreparation
 from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frames import Hello
 
-LINK_VERSION = 6
+LINK_VERSION = 7
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
 MODEL_WORKER = "troupellm.models.worker.worker:ModelWorker"
@@ -38,6 +45,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     factory: str
     folder: str
     config: EngineConfig
+    first: WorkerReady | None = None
+    """The report of the first worker, whose weights this one must have; None: it is the first."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -105,8 +114,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def as_error(self) -> Exception:
         """The error to raise for it on this side. Foreign text goes to the log, not to clients."""
         error: Exception
-        if self.kind == "ModelLoadError":
-            error = ModelLoadError(self.message, hint=self.hint)
+        if self.kind in ("ModelLoadError", "WeightsChanged"):
+            load_error = WeightsChanged if self.kind == "WeightsChanged" else ModelLoadError
+            error = load_error(self.message, hint=self.hint)
         elif self.kind == "ConfigError":
             error = ConfigError(self.message, param=self.param, code=self.code)
         elif self.kind == "InvalidRequest":

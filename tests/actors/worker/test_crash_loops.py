@@ -12,6 +12,7 @@ from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.worker.actor import WorkerActor
 from troupellm.actors.worker.thread_host import WorkerGone
+from troupellm.protocol.errors import WeightsChanged
 from troupellm.protocol.messages.scheduler import StepFinished, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import WorkerControl
 from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
@@ -39,9 +40,15 @@ class MortalHost:
     stopped = False
 
     def __init__(
-        self, *, steps: int = 0, step: float = 0.0, load: float = 0.0, broken: bool = False, idle: float = inf
+        self,
+        *,
+        steps: int = 0,
+        step: float = 0.0,
+        load: float = 0.0,
+        broken: Exception | None = None,
+        idle: float = inf,
     ) -> None:
-        """step, load: seconds that they take. broken: no successor can be loaded."""
+        """step, load: seconds that they take. broken: the reason why no successor can be loaded."""
         self.restarts = 0
         self._steps, self._step, self._load, self._broken, self._idle = steps, step, load, broken, idle
         self._plans: deque[StepPlan] = deque()
@@ -76,8 +83,8 @@ class MortalHost:
         self._plans.clear()
         self._finished = 0
         await anyio.sleep(self._load)
-        if self._broken:
-            raise RuntimeError("there are no weights any more")
+        if self._broken is not None:
+            raise self._broken
         return ready()
 
 
@@ -142,10 +149,11 @@ def lived(host_of: partial[MortalHost], **options: object) -> tuple[MortalHost, 
     return anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
 
 
+NO_WEIGHTS = RuntimeError("there are no weights any more")
 MOST = SUPERVISION["worker"].intensity.restarts
 LOOPS = {
-    "no successor can be loaded": (partial(MortalHost, broken=True), MOST),
-    "successors are silent for two minutes": (partial(MortalHost, load=120.0, broken=True), 4),
+    "no successor can be loaded": (partial(MortalHost, broken=NO_WEIGHTS), MOST),
+    "successors are silent for two minutes": (partial(MortalHost, load=120.0, broken=NO_WEIGHTS), 4),
     "every step is fatal at once": (partial(MortalHost), MOST),
     "every step is fatal, and loading takes 4 seconds": (partial(MortalHost, load=4.0), MOST),
     "every step is fatal after 5 seconds": (partial(MortalHost, step=5.0), MOST),
@@ -162,6 +170,13 @@ def test_a_crash_loop_is_given_up_within_minutes(loop: str) -> None:
     assert "lost again and again" in error.__notes__[0]
     assert worker_host.restarts == restarts
     assert seconds <= MINUTES
+
+
+def test_a_worker_is_given_up_at_once_where_the_weights_on_disk_are_others() -> None:
+    changed = WeightsChanged("model.safetensors has changed")
+    worker_host, error, seconds = lived(partial(MortalHost, load=4.0, broken=changed))
+    assert error is changed
+    assert (worker_host.restarts, seconds) == (1, 4.0)
 
 
 @pytest.mark.parametrize("load", [0.0, 4.0, 300.0])

@@ -10,20 +10,33 @@ from troupellm.models.load import fingerprint
 from troupellm.models.load.fingerprint import SameModel, files_digest
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.errors import ModelLoadError, WeightsChanged
 from troupellm.protocol.messages.sleep import EMPTY, SleepWorker, WakeWorker
+from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 from troupellm.tests.support.engines.inside import fingerprint_of
 
 
 def loaded(folder: Path, secret: Path | None, **settings: object) -> ModelWorker:
-    worker = ModelWorker(folder)
+    return load(ModelWorker(folder), secret, **settings)[0]
+
+
+def load(worker: ModelWorker, secret: Path | None, **settings: object) -> tuple[ModelWorker, WorkerReady]:
     given = {} if secret is None else {"prefix_hash_secret_file": str(secret)}
     config = EngineConfig.from_flat(
         {"device": "cpu", "num_gpu_blocks_override": 8, "max_model_len": 64} | given | settings
     )
-    worker.load(config, lambda progress: None)
-    return worker
+    return worker, worker.load(config, lambda progress: None)
+
+
+def succeed(folder: Path, secret: Path | None, first: WorkerReady) -> None:
+    """Load the worker that follows another one."""
+    worker = ModelWorker(folder)
+    worker.expect_weights(first)
+    try:
+        load(worker, secret)
+    finally:
+        worker.close()
 
 
 def told(folder: Path, secret: Path | None, **settings: object) -> str:
@@ -99,6 +112,31 @@ def test_weights_that_changed_in_its_sleep_do_not_wake(tmp_path: Path) -> None:
     worker.close()
 
 
+def test_weights_that_changed_in_its_sleep_do_not_wake_without_a_fingerprint_either(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    worker = loaded(folder, None)
+    worker.command(SleepWorker(level=EMPTY), lambda progress: None)
+    write_tiny_model(folder, seed=1)
+    with pytest.raises(WeightsChanged, match="model.safetensors has changed"):
+        worker.command(WakeWorker(weights=True, kv_cache=True), lambda progress: None)
+    worker.close()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_successor_refuses_other_weights_than_its_predecessor_had(tmp_path: Path, kept: bool) -> None:
+    """kept: blocks outlive the engine, so that the content counts, and not the time of the files."""
+    folder, secret = write_tiny_model(tmp_path / "model"), tmp_path / "secret" if kept else None
+    worker, first = load(ModelWorker(folder), secret)
+    worker.close()
+    succeed(folder, secret, first)
+    write_tiny_model(folder, seed=1)
+    with pytest.raises(WeightsChanged, match="others than" if kept else "model.safetensors has changed"):
+        succeed(folder, secret, first)
+    if kept:
+        write_tiny_model(folder)
+        succeed(folder, secret, first)
+
+
 def test_every_byte_of_every_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "PART_BYTES", 8)
     first, second = tmp_path / "a", tmp_path / "b"
@@ -120,4 +158,4 @@ def test_weights_that_are_gone_are_a_load_error() -> None:
         raise FileNotFoundError(2, os.strerror(2))
 
     with pytest.raises(ModelLoadError, match="cannot be read"):
-        SameModel(compute).check()
+        SameModel(compute, tuple).check()
