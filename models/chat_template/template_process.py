@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +32,9 @@ SECONDS_PER_BYTE = 5e-8
 """Processor time to read a job."""
 _LOOK_MILLISECONDS = 50
 _READ_BYTES = 2**20
-_ENCODED_MESSAGES = 256
+_ENCODED_LETTERS = 2**18
+_TEXT_DEPTH = 8
+"""Long texts stand at most so deep in messages: in parts of contents, arguments of calls, results of tools."""
 _DECODED_BYTES = 2**22
 """Most bytes decoded in one call, which holds the interpreter's lock."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=lambda value: _plain(value))
@@ -223,14 +225,35 @@ class _Child:
 
 
 def _job(source: str, variables: Mapping[str, Any], seconds: float) -> bytes:
-    """A line of JSON. A call encodes a few messages, since it holds the interpreter's lock."""
+    """A line of JSON."""
     others = {name: value for name, value in variables.items() if name != "messages"}
     fields = _ENCODER.encode({"source": source, "seconds": seconds, "variables": others})
-    every = variables["messages"]
-    messages = ", ".join(
-        [_ENCODER.encode(every[at : at + _ENCODED_MESSAGES])[1:-1] for at in range(0, len(every), _ENCODED_MESSAGES)]
-    )
-    return f'{fields[:-1]}, "messages": [{messages}]}}\n'.encode("utf-8", "surrogatepass")
+    messages = "".join(_json(list(variables["messages"])))
+    return f'{fields[:-1]}, "messages": {messages}}}\n'.encode("utf-8", "surrogatepass")
+
+
+def _json(value: Any, depth: int = _TEXT_DEPTH) -> Iterator[str]:
+    """JSON in pieces: a call of the encoder holds the interpreter's lock, for 50 ms with a string of 8 MiB."""
+    if isinstance(value, str) and len(value) > _ENCODED_LETTERS:
+        yield '"'
+        for at in range(0, len(value), _ENCODED_LETTERS):
+            yield _ENCODER.encode(value[at : at + _ENCODED_LETTERS])[1:-1]
+        yield '"'
+    elif isinstance(value, Mapping) and depth:
+        yield "{"
+        for number, (key, held) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{_ENCODER.encode({key: 0})[1:-2]}"
+            yield from _json(held, depth - 1)
+        yield "}"
+    elif isinstance(value, list | tuple) and depth:
+        yield "["
+        for number, held in enumerate(value):
+            if number:
+                yield ", "
+            yield from _json(held, depth - 1)
+        yield "]"
+    else:
+        yield _ENCODER.encode(value)
 
 
 def _text(data: bytearray, begin: int) -> str:

@@ -1,5 +1,6 @@
 """The processes in which chat templates are rendered: how they start, take jobs, give answers and end."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,11 +17,12 @@ from troupellm.actors.input.long_texts import PARALLEL
 from troupellm.models.chat_template import template_child
 from troupellm.models.chat_template.template_process import (
     _DECODED_BYTES,
-    _ENCODED_MESSAGES,
+    _ENCODED_LETTERS,
     MOST_IDLE,
     TemplateExhausted,
     TemplateProcesses,
     TemplateRefused,
+    _json,
 )
 from troupellm.protocol.errors import EngineStopped
 
@@ -161,10 +163,24 @@ def test_texts_longer_than_a_piece_come_back_whole(processes, letter):
     assert processes.render("{{ messages[0].content }}!", {"messages": [{"content": text}]}, 5.0) == text + "!"
 
 
-def test_more_messages_than_one_call_encodes_arrive_in_order(processes):
-    messages = [{"content": str(number)} for number in range(2 * _ENCODED_MESSAGES + 1)]
-    shown = processes.render("{% for m in messages %}{{ m.content }} {% endfor %}", {"messages": messages}, 5.0)
-    assert shown.split() == [message["content"] for message in messages]
+def test_texts_longer_than_one_call_encodes_arrive_whole(processes):
+    """Wherever they stand, cut inside a quoted character or not."""
+    long = ('"\\\n\u00e9\U0001f600' * _ENCODED_LETTERS)[: 3 * _ENCODED_LETTERS + 1]
+    deep: object = "deep"
+    for level in range(40):
+        deep = {"level": level, "below": [deep]}
+    messages = [{"content": long}, {"content": [{"type": "text", "text": long}], "calls": ({"f": {}},), "n": [1, None]}]
+    messages += [{"content": deep}]
+    shown = processes.render("{{ messages | tojson }}", {"messages": messages}, 20.0)
+    assert json.loads(shown) == json.loads(json.dumps(messages))
+
+
+def test_no_call_of_the_encoder_takes_a_whole_text():
+    """It holds the interpreter's lock: 50 ms for 8 MiB."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x" * (4 * _ENCODED_LETTERS)}]}]
+    pieces = list(_json(messages))
+    assert json.loads("".join(pieces)) == messages
+    assert max(map(len, pieces)) == _ENCODED_LETTERS
 
 
 def test_variables_cross_to_the_process_and_texts_come_back_whole(processes):
