@@ -242,7 +242,8 @@ def _json(value: Any, depth: int = _TEXT_DEPTH) -> Iterator[str]:
     elif isinstance(value, Mapping) and depth:
         yield "{"
         for number, (key, held) in enumerate(value.items()):
-            yield f"{', ' if number else ''}{_ENCODER.encode({key: 0})[1:-2]}"
+            name = f"{_ENCODER.encode(key)}: " if isinstance(key, str) else _ENCODER.encode({key: 0})[1:-2]
+            yield f", {name}" if number else name
             yield from _json(held, depth - 1)
         yield "}"
     elif isinstance(value, list | tuple) and depth:
