@@ -20,7 +20,7 @@ def quantize_activation_reference(x: Tensor, dtype: torch.dtype) -> tuple[Tensor
 def rounded_groups(x: Tensor, top: int, size: int = 32) -> Tensor:
     """Each `size` inputs of rows `x` [rows, inputs] as whole numbers up to `top` times one scale, s = max|x| / top; as
     float32 [rows, inputs]. A group with a NaN is all NaN."""
-    groups = x.float().reshape(x.shape[0], -1, size)
+    groups = x.float().reshape(x.shape[0], x.shape[1] // size, size)  # -1 is ambiguous without rows
     scale = groups.abs().amax(dim=-1, keepdim=True) / top
     rounded: Tensor = torch.round(groups / torch.where(scale > 0, scale, 1.0)) * scale
     return rounded.view(x.shape)

@@ -48,6 +48,10 @@ def defined(x: Tensor, weight: GgufBlocks | GgufMixture, bits: InputBits) -> Ten
     return (rounded_groups(x, LARGEST[bits]).double() @ weight.dequantize().double().t()).float()
 
 
+def test_rounded_groups_of_no_rows_are_no_rows() -> None:
+    assert rounded_groups(torch.empty(0, 192), LARGEST[15]).shape == (0, 192)
+
+
 def near(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=2e-6 * float(wanted.abs().max()), rtol=0.0)
 
