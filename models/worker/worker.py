@@ -7,6 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, assert_never
 
+import torch
+
 from troupellm.models.adapters.prepared import PreparedAdapters
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.checkpoint.safetensors import unchanged
@@ -15,9 +17,12 @@ from troupellm.models.gpu.launched_step import LaunchedPlan
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.hub.model_folder import readable
 from troupellm.models.layers.decoder import Decoder
+from troupellm.models.parallel import meet
+from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.runner.encoder_runner import EncoderRunner
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.runner.threads import GivenThreads, StepThreads
+from troupellm.models.worker.load_follower import load_follower, wait_seconds
 from troupellm.models.worker.loader import LoadedModel, load_model
 from troupellm.models.worker.open_kv_tiers import make_mover
 from troupellm.protocol.config.engine import EngineConfig, WorkerConfig
@@ -62,7 +67,20 @@ class ModelWorker:
         self._profile: StepProfile | None = None
         self._given_threads: GivenThreads | None = None
         self._threads = StepThreads(1)
+        self._ranks: Ranks | None = None
         self._meanwhile: Callable[[], None] | None = None
+
+    def lead(self, config: EngineConfig, size: int) -> str:
+        """As `protocol.worker_abilities.HasRanks`."""
+        self._ranks, address = meet.lead(size, wait_seconds(config))
+        return address
+
+    def follow(self, config: EngineConfig, number: int, size: int, address: str) -> None:
+        """As `protocol.worker_abilities.HasRanks`."""
+        ranks = self._ranks = meet.follow(address, number, size, wait_seconds(config))
+        self._folder = readable(self._folder, config.model.model, config.model.allow_model_links)
+        self._set_threads(config.worker)
+        load_follower(self._folder, config, ranks).follow()
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         """Read the model and take the memory.
@@ -75,7 +93,7 @@ class ModelWorker:
         with unchanged(self._folder):
             begin = perf_counter()
             self._set_threads(config.worker)
-            loaded = self._loaded = load_model(self._folder, config, progress)
+            loaded = self._loaded = load_model(self._folder, config, progress, self._ranks)
             self.reset()
             self._settle_threads(config.worker)
             if isinstance(self._runner, CudaRunner):
@@ -159,6 +177,8 @@ class ModelWorker:
             raise RuntimeError("a command came before load, or after close")
         match command:
             case SleepWorker():
+                if self._ranks is not None:
+                    raise InvalidRequest("an engine of several ranks does not sleep yet", code="sleep_unsupported")
                 if isinstance(self._runner, CudaRunner):
                     self._runner.check()  # a device that is broken gives nothing back
                 self._runner = None
@@ -223,6 +243,8 @@ class ModelWorker:
         self._runner = None
         if loaded is not None and loaded.guides is not None:
             loaded.guides.close()
+        if self._ranks is not None:
+            self._ranks.close()
         if self._given_threads is not None:
             self._given_threads.put_back()
             self._given_threads = None
@@ -248,7 +270,10 @@ class ModelWorker:
         return self._loaded.adapters if isinstance(self._loaded, LoadedModel) else None
 
     def _set_threads(self, settings: WorkerConfig) -> None:
-        self._given_threads = GivenThreads(settings.num_threads)
+        number = settings.num_threads
+        if number is None and self._ranks is not None:
+            number = max(1, torch.get_num_threads() // self._ranks.size)
+        self._given_threads = GivenThreads(number)
         self._threads = StepThreads(self._given_threads.number, steady=settings.batch_invariant)
 
     def _settle_threads(self, settings: WorkerConfig) -> None:

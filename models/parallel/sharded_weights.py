@@ -1,0 +1,166 @@
+"""Each rank's part of a checkpoint's weights; only that part is read.
+
+| weight | rule |
+|---|---|
+| queries, keys, values, gate, up, each for itself where they are merged | rows; their biases and sinks too |
+| projection behind attention, down | columns; the bias is the leader's |
+| fewer KV heads than ranks | a KV head is on several ranks |
+| head | rows of the vocabulary |
+| all else: norms, embedding | whole |
+"""
+
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.meeting import SumOfRanks
+from troupellm.kernels.quantized_linear import Weight
+from troupellm.models.checkpoint.parts import Part, PartSource
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.models.checkpoint.weight_names import HEAD
+from troupellm.models.config.decoder_config import DecoderConfig, LayerShape
+from troupellm.models.layers.attention import SINKS
+from troupellm.models.parallel.ranks import Ranks
+
+_LAYER = "model.layers."
+_BEHIND = (".o_proj", ".down_proj")
+Range = tuple[int, int]
+
+
+class DividedSource(WeightSource, PartSource, Protocol):
+    """A source of whole weights and of parts of them."""
+
+
+class Division(NamedTuple):
+    """The part of a layer's weight [outputs, inputs] that a rank has."""
+
+    whole: int
+    """Outputs, or inputs, of the whole weight."""
+    part: Part
+
+
+class ShardedWeights:
+    """Implements `WeightSource` and `layers.projections.Divided`, for the layers of `local_config`."""
+
+    def __init__(self, source: DividedSource, model: DecoderConfig, ranks: Ranks) -> None:
+        """model: whole."""
+        self._source, self._model, self._ranks = source, model, ranks
+        self._rank, self._size = ranks.number, ranks.size
+
+    def sum_of(self, name: str) -> SumOfRanks | None:
+        """As `Divided.sum_of`."""
+        return self._ranks if name.startswith(_LAYER) and name.endswith(_BEHIND) else None
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """As `WeightSource.take`, of this rank's part, which has that shape."""
+        layer, _, kind = name.rpartition(".")
+        division = self._division(layer if kind in ("weight", "bias") else name)
+        if division is None:
+            return self._source.take(name, shape)
+        whole, part = division
+        if kind != "bias":
+            shape = (*shape[: part.dim], whole, *shape[part.dim + 1 :])
+            return self._source.take_part(name, shape, part)
+        if part.dim == 0:
+            return self._source.take_part(name, (whole,), part)
+        bias = self._source.take(name, shape)  # added once, to the sum
+        return bias if self._rank == 0 else torch.zeros_like(bias)
+
+    def linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`, of a layer's weight."""
+        return self.take(f"{name}.weight", shape)
+
+    def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `WeightSource.embedding`: whole."""
+        return self._source.embedding(name, shape)
+
+    def tied(self, embedding: Weight) -> Weight:
+        """This rank's rows of the embedding."""
+        assert isinstance(embedding, Tensor)
+        ((begin, end),) = self._rows(embedding.shape[0]).part.ranges
+        return embedding[begin:end]
+
+    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
+        """As `WeightSource.stacked`: whole."""
+        return self._source.stacked(name, shape, transposed=transposed)
+
+    def has(self, name: str) -> bool:
+        """As `WeightSource.has`."""
+        return self._source.has(name)
+
+    def _division(self, name: str) -> Division | None:
+        """Of a layer, or of a tensor beside layers; None: every rank has all of it."""
+        if name == HEAD:
+            return self._rows(self._model.vocab_size)
+        if not name.startswith(_LAYER):
+            return None
+        number, _, rest = name.removeprefix(_LAYER).partition(".")
+        part, _, last = rest.rpartition(".")
+        shape, model = self._model.layers[int(number)], self._model
+        if part == "mlp":
+            if last == "down_proj":
+                return self._columns(shape.intermediate_size)
+            sizes = model.gate_up(shape.intermediate_size)
+            if last not in sizes:
+                return None
+            merged = last == model.gate_up_name
+            return self._sections([self._even(shape.intermediate_size)] * (1 + merged))
+        if part == "self_attn":
+            return self._attention(last, shape)
+        return None
+
+    def _attention(self, name: str, shape: LayerShape) -> Division | None:
+        model, value = self._model, shape.value_dim or shape.head_dim
+        queries = self._scaled(self._even(shape.num_heads), shape.head_dim)
+        keys, values = (self._scaled(self._kv_heads(shape), size) for size in (shape.head_dim, value))
+        if name == "o_proj":
+            return self._columns(shape.mixed_width)
+        if name in SINKS:
+            return self._rows(shape.num_heads)
+        if name == "q_proj":
+            return self._sections([queries])
+        if name == "k_proj":
+            return self._sections([keys])
+        if name == "v_proj":
+            return self._sections([values])
+        if name != model.qkv_name:
+            return None
+        if model.qkv_by_group:  # heads of the keys lie one behind the other, each with all that belongs to it
+            return self._rows(shape.query_width + shape.key_width + shape.value_width)
+        return self._sections([queries, keys, values])
+
+    def _even(self, whole: int) -> tuple[int, Range]:
+        """The whole, and this rank's range of it."""
+        return whole, (whole * self._rank // self._size, whole * (self._rank + 1) // self._size)
+
+    def _kv_heads(self, shape: LayerShape) -> tuple[int, Range]:
+        heads = shape.num_kv_heads
+        if heads >= self._size:
+            return self._even(heads)
+        shared = self._rank * heads // self._size
+        return heads, (shared, shared + 1)
+
+    @staticmethod
+    def _scaled(heads: tuple[int, Range], size: int) -> tuple[int, Range]:
+        """From heads to their numbers."""
+        whole, (begin, end) = heads
+        return whole * size, (begin * size, end * size)
+
+    def _rows(self, whole: int) -> Division:
+        return self._sections([self._even(whole)])
+
+    def _columns(self, whole: int) -> Division:
+        return Division(whole, Part(1, (self._even(whole)[1],)))
+
+    @staticmethod
+    def _sections(sections: list[tuple[int, Range]]) -> Division:
+        """Rows of several weights that lie behind each other in one tensor."""
+        starts = [0]
+        for whole, _ in sections:
+            starts.append(starts[-1] + whole)
+        ranges = tuple(
+            (start + begin, start + end) for (start, _), (_, (begin, end)) in zip(pairwise(starts), sections, strict=True)
+        )
+        return Division(starts[-1], Part(0, ranges))
