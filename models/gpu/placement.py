@@ -27,8 +27,8 @@ from troupellm.models.layers.attention_backend import plan_attention
 from troupellm.models.layers.cache_layout import View, cache_layout
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds
-from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.memory.plan import MemoryBudget, drawn_tokens, whole_block_bytes
+from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.runner.placement import DTYPES
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError

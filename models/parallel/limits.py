@@ -1,4 +1,4 @@
-"""Settings and models that several ranks do not serve. The start refuses them by name, before anything large is read."""
+"""Settings and models that several ranks do not serve. They are refused by name before anything large is read."""
 
 from pathlib import Path
 
@@ -11,9 +11,7 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 
 
-def check_parallel(
-    folder: Path, model: DecoderConfig, config: EngineConfig, form: Format | None
-) -> None:
+def check_parallel(folder: Path, model: DecoderConfig, config: EngineConfig, form: Format | None) -> None:
     """
     Args:
         model: whole.

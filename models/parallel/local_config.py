@@ -36,8 +36,7 @@ def check_divides(model: DecoderConfig, size: int) -> None:
     widest = max(model.layers, key=lambda shape: shape.num_heads)
     text = f"{widest.num_heads} heads, {widest.num_kv_heads} KV heads, intermediate size {widest.intermediate_size}"
     raise ConfigError(
-        f"{PARAM} {size} does not divide the model's layers ({text}): tensor parallel "
-        f"{', '.join(map(str, fitting))}",
+        f"{PARAM} {size} does not divide the model's layers ({text}): tensor parallel {', '.join(map(str, fitting))}",
         param=PARAM,
     )
 

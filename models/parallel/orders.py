@@ -23,6 +23,8 @@ class Kind(IntEnum):
     FORWARD = 2
     LOGITS = 3
     COPY = 4
+    END = 5
+    """The leader needs the others no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class Copy:
     def decode(cls, order: "Order") -> Self:
         (pairs,) = order.cut(2 * order.said[0])
         return cls([(int(source), int(target)) for source, target in pairs.reshape(-1, 2)])
+
+
+END = np.array([Kind.END, *[0] * (_HEAD - 1)], dtype=np.int32).tobytes()
+"""The last order."""
 
 
 class Order:

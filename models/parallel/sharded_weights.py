@@ -161,6 +161,7 @@ class ShardedWeights:
         for whole, _ in sections:
             starts.append(starts[-1] + whole)
         ranges = tuple(
-            (start + begin, start + end) for (start, _), (_, (begin, end)) in zip(pairwise(starts), sections, strict=True)
+            (start + begin, start + end)
+            for (start, _), (_, (begin, end)) in zip(pairwise(starts), sections, strict=True)
         )
         return Division(starts[-1], Part(0, ranges))

@@ -47,19 +47,21 @@ class FollowingRunner(ModelRunner):
 
     decoder: DividedDecoder
 
-    def __init__(self, decoder: DividedDecoder, cache: KVCache, ranks: Ranks, max_model_len: int, backend: str) -> None:
+    def __init__(
+        self, decoder: DividedDecoder, cache: KVCache, ranks: Ranks, *, max_model_len: int, backend: str = "auto"
+    ) -> None:
         super().__init__(decoder, cache, max_model_len=max_model_len, attention_backend=backend)
         self._ranks = ranks
 
     @torch.inference_mode()
     def follow(self) -> None:
-        """Do what the leader tells, until another rank ends.
+        """Do what the leader tells, until it needs this rank no longer.
 
         Raises:
-            RankLost: always, in the end.
+            RankLost: another rank has ended.
         """
-        while True:
-            self.execute(Order(self._ranks.hear()))
+        while (order := Order(self._ranks.hear())).kind != Kind.END:
+            self.execute(order)
 
     def execute(self, order: Order) -> None:
         """One order."""
@@ -70,8 +72,8 @@ class FollowingRunner(ModelRunner):
                 self.decoder.give_logits(Logits.decode(order, self.decoder.dtype).hidden)
             case Kind.COPY:
                 self.cache.copy(Copy.decode(order).pairs)
-            case Kind.SIZES:
-                raise PlanError("the sizes of the ranks' memory are told once")
+            case Kind.SIZES | Kind.END:
+                raise PlanError(f"the order {order.kind.name} came in the middle of others")
             case _:
                 assert_never(order.kind)
 

@@ -13,7 +13,7 @@ RouterPolicy = Literal["kv", "least", "round-robin"]
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas: engines of one model behind one server. Ranks: processes of one engine, each with a part of the model."""
+    """Replicas: engines of one model behind one server. Ranks: processes of one engine that share a model."""
 
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, le=MOST_RANKS, description="processes that share each layer of the model")

@@ -33,7 +33,7 @@ SHORT = {
 
 _NAMES = {
     "one engine drives one device; run one server per device behind a balancer": """
-        tensor-parallel-size pipeline-parallel-size enable-expert-parallel
+        pipeline-parallel-size enable-expert-parallel
         distributed-executor-backend headless prefill-context-parallel-size decode-context-parallel-size
         data-parallel-size-local nnodes
     """,
