@@ -1,7 +1,7 @@
 """Ranks of one model that meet in shared memory: sums, what the leader tells, and parts of the logits (meeting.h).
 
 The memory has no name in a file system: the leader makes it (`memfd_create`), and the other processes open it by the
-leader's number and descriptor. It goes with the last of them, whatever ends them, and no limit of /dev/shm applies.
+leader's number and descriptor. It goes with the last of them, also after SIGKILL, and no limit of /dev/shm applies.
 """
 
 import functools
@@ -88,10 +88,20 @@ class Meeting:
         self._pids = np.frombuffer(memory, dtype=np.int64, count=ranks, offset=_PIDS)
         self._processes = np.full(ranks, -1, dtype=np.int64)
         self._numbers = np.array(
-            [begin + _HEAD, begin + _HEAD + _SEAT * MOST_RANKS, rank, ranks, CAPACITY, self._processes.ctypes.data,
-             round(1000 * timeout), 0, -1, 0],
+            [
+                begin + _HEAD,
+                begin + _HEAD + _SEAT * MOST_RANKS,
+                rank,
+                ranks,
+                CAPACITY,
+                self._processes.ctypes.data,
+                round(1000 * timeout),
+                0,
+                -1,
+                0,
+            ],
             dtype=np.int64,
-        )  # fmt: skip
+        )
         self.pointer: int = self._numbers.ctypes.data
         self._closed = False
 
@@ -154,7 +164,7 @@ class Meeting:
         self.check()
 
     def hear(self, seconds: float) -> bytes | None:
-        """What the leader tells next; None where it tells nothing for so long.
+        """The leader's next bytes; None if there are none within so many seconds.
 
         Raises:
             RankLost: a rank has ended.

@@ -39,7 +39,7 @@ def refuse_ranks(ranks: Ranks | None, what: str) -> None:
 def _refused(
     folder: Path, model: DecoderConfig, config: EngineConfig, form: Format | None
 ) -> tuple[tuple[str, bool], ...]:
-    """What is refused, and whether it is there."""
+    """Names of refused features, and whether each is in use."""
     mixers = {shape.mixer for shape in model.layers}
     return (
         ("GGUF files", is_gguf(folder)),

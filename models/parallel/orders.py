@@ -1,4 +1,4 @@
-"""What the leader tells the other ranks to do: the same in every process follows from these messages alone.
+"""Orders of the leader to the other ranks, which decide nothing themselves: so that all compute the same.
 
 The leader has the plans, the rows, the sampler and the guides. The others have weights, a KV cache, and no state of
 requests, so that nothing can differ: a step's block tables and tokens travel with it (a few kilobytes).

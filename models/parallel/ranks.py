@@ -31,7 +31,7 @@ class Ranks(SumOfRanks, Protocol):
         """Of the leader, to all others."""
 
     def hear(self) -> bytes:
-        """What the leader tells next, however long that takes."""
+        """The leader's next bytes, however long that takes."""
 
     def gather(self, part: Tensor, widths: Sequence[int], out: Tensor | None) -> None:
         """Parts of rows, beside each other at the leader.

@@ -24,7 +24,6 @@ class LeadingRunner(ModelRunner):
         """parts, more: as of `ModelRunner`."""
         super().__init__(*parts, **more)
         self._ranks = ranks
-        self.decode = None  # all steps go through `forward`, which the other ranks hear of
 
     def forward(self, step: Step, spans: Spans, batch: ForwardBatch) -> Tensor:
         """As `ModelRunner.forward`, by all ranks."""

@@ -354,6 +354,8 @@ def compiled_decode(
         return None
     if any(view.chunk is not None for view in cache.layout.views):
         return None
+    if decoder.head.out_features != config.vocab_size:  # this rank has a part of it
+        return None
     table = decoder.embedding.blocks or decoder.embedding.table
     assert table is not None
     ends = Ends(table, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
