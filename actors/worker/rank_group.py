@@ -20,6 +20,8 @@ class RankGroup(RemoteWorker):
         super().__init__()
         self._followers = tuple(Follower(self._wake) for _ in range(size - 1))
         self._load: Load | None = None
+        self._waited = False
+        """The leader has waited for another rank in vain."""
 
     async def open(self, processes: Processes) -> None:
         """Start all processes. Raises WorkerGone when one cannot be started; then there are none."""
@@ -50,13 +52,13 @@ class RankGroup(RemoteWorker):
                 if (failed := follower.failure()) is not None:
                     return failed
             if self._messages:
-                message = self._messages.popleft()
-                if isinstance(message, Leading):
-                    self._load_followers(message.address)
-                elif isinstance(message, Failed) and message.kind == _RANK_LOST:
-                    return await self._cause(message)
-                else:
+                message = self._messages[0]
+                if isinstance(message, Failed) and message.kind == _RANK_LOST:
+                    return await self._cause(message)  # it stays, in case this call is cancelled
+                self._messages.popleft()
+                if not isinstance(message, Leading):
                     return message
+                self._load_followers(message.address)
             elif self._lost:
                 raise await self.obituary()
             else:
@@ -65,7 +67,11 @@ class RankGroup(RemoteWorker):
     @property
     def gone(self) -> bool:
         """True if any rank has closed its connection."""
-        return self._closed or any(follower.gone for follower in self._followers)
+        return self._closed or self._follower_gone
+
+    @property
+    def _follower_gone(self) -> bool:
+        return any(follower.gone for follower in self._followers)
 
     @property
     def stopped(self) -> bool:
@@ -87,7 +93,7 @@ class RankGroup(RemoteWorker):
     async def obituary(self) -> WorkerGone:
         """Why a rank is of no more use, with its number."""
         for number, follower in enumerate(self._followers, 1):
-            if follower.ended_first and not self._closed:
+            if follower.ended_first and (self._waited or not self._closed):
                 gone = await follower.obituary()
                 return WorkerGone(f"rank {number}: {gone.message}", fault=gone.fault, exhausted=gone.exhausted)
         return await super().obituary()
@@ -98,7 +104,8 @@ class RankGroup(RemoteWorker):
         Raises:
             WorkerGone: a rank is gone.
         """
-        while not self.gone:
+        self._waited = True
+        while not self._follower_gone:
             for follower in self._followers:
                 if (own := follower.failure()) is not None:
                     return own

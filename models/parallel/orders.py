@@ -6,7 +6,7 @@ requests, so that nothing can differ: a step's block tables and tokens travel wi
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -131,7 +131,7 @@ class Order:
         return np.split(numbers, np.cumsum(sizes[:-1]))
 
 
-def _order(kind: Kind, *said: int, arrays: tuple[NDArray[np.signedinteger], ...] = ()) -> bytes:
+def _order(kind: Kind, *said: int, arrays: tuple[NDArray[np.integer[Any]], ...] = ()) -> bytes:
     head = np.zeros(_HEAD, dtype=np.int32)
     head[: 1 + len(said)] = (kind, *said)
     return b"".join((head.tobytes(), *(np.ascontiguousarray(array, dtype=np.int32).tobytes() for array in arrays)))

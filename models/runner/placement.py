@@ -1,5 +1,6 @@
 """A CPU as the place of a model: the counterpart of `GpuPlace`."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -59,7 +60,9 @@ class CpuPlace:
         state_slots: int = 0,
     ) -> KVCache:
         """Reserve the cache's memory."""
-        make = KVCache if self.ranks is None or self.ranks.number else partial(LeadingCache, self.ranks)
+        make: Callable[..., KVCache] = (
+            KVCache if self.ranks is None or self.ranks.number else partial(LeadingCache, self.ranks)
+        )
         return make(
             model,
             num_blocks,
@@ -80,7 +83,7 @@ class CpuPlace:
     def make_runner(self, decoder: RunnableDecoder, cache: KVCache, max_model_len: int, **more: Any) -> ModelRunner:
         """more: as of `ModelRunner`."""
         backend = self._config.worker.attention_backend
-        make = ModelRunner if self.ranks is None else partial(LeadingRunner, self.ranks)
+        make: Callable[..., ModelRunner] = ModelRunner if self.ranks is None else partial(LeadingRunner, self.ranks)
         return make(decoder, cache, max_model_len=max_model_len, attention_backend=backend, **more)
 
     def warm_up(
