@@ -16,10 +16,10 @@ class Divided(Protocol):
     """A source that gives each rank its part of the weights."""
 
     def sum_of(self, name: str) -> SumOfRanks | None:
-        """The sum over ranks of which a layer's result is a part; None: the result is whole.
+        """The sum over ranks of which a layer's result is a part; None: the result is whole, or summed with others.
 
         Args:
-            name: of the layer, without ".weight".
+            name: of the layer, without ".weight"; or of all experts of a layer.
         """
 
 

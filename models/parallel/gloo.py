@@ -5,10 +5,11 @@ The group is an object of its own. Torch's global process group is left to the h
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGloo, TCPStore, Work
+from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, ProcessGroupGloo, TCPStore, Work
 
 from troupellm.kernels.meeting import JOIN_SECONDS, RankLost
 
@@ -29,7 +30,7 @@ class GlooRanks:
         """timeout: seconds of one collective; 0 is none."""
         self.number, self.size, self._store = number, size, store
         self._timeout = timedelta(seconds=timeout) if timeout else LONG
-        self._group: ProcessGroupGloo | None = None
+        self._group: Any = None
 
     @classmethod
     def lead(cls, size: int, timeout: float) -> tuple["GlooRanks", str]:
@@ -55,11 +56,12 @@ class GlooRanks:
 
     def join(self) -> None:
         """As `Ranks.join`, within JOIN_SECONDS."""
-        options = ProcessGroupGloo._Options()
-        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        gloo: Any = ProcessGroupGloo  # which torch describes in part
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=JOIN_SECONDS)
         try:
-            self._group = ProcessGroupGloo(self._store, self.number, self.size, options)
+            self._group = gloo(self._store, self.number, self.size, options)
         except RuntimeError as error:
             text = f"rank {self.number} has not met all {self.size} ranks at {LOOPBACK} within {JOIN_SECONDS:g} s"
             raise RankLost(f"{text}: {error}") from error
@@ -96,7 +98,7 @@ class GlooRanks:
         if out is None:
             self._finish(self._open.send([part], 0, _PARTS))
             return
-        columns = out.split(list(widths), dim=1)
+        columns = torch.split(out, list(widths), dim=1)
         columns[0].copy_(part)
         for rank in range(1, self.size):
             found = torch.empty(columns[rank].shape, dtype=torch.float32)
@@ -108,7 +110,7 @@ class GlooRanks:
         self._group = None
 
     @property
-    def _open(self) -> ProcessGroupGloo:
+    def _open(self) -> Any:
         assert self._group is not None, "the ranks have not joined"
         return self._group
 

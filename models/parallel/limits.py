@@ -49,7 +49,7 @@ def _refused(
         ("models that run by the code of transformers", model.implementation == "transformers"),
         ("layers with states", mixers != {"attention"}),
         ("latent attention (MLA)", model.mla is not None),
-        ("experts", model.experts is not None),
+        ("experts beside a dense part", model.experts is not None and model.experts.beside_dense),
         ("attention with gates", model.attention_gate),
         ("norms over all heads together", model.qk_norm == "full"),
         ("layers that read the keys of others", any(shape.kv_from is not None for shape in model.layers)),

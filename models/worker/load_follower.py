@@ -48,11 +48,5 @@ def load_follower(folder: Path, config: EngineConfig, ranks: Ranks) -> Following
     return runner
 
 
-def wait_seconds(config: EngineConfig) -> float:
-    """How long a rank waits for another one; 0 is for ever."""
-    said = config.parallel.distributed_timeout_seconds
-    return (config.worker.step_deadline or 0.0) if said is None else said
-
-
 def _silent(_: LoadProgress) -> None:
     """The leader tells the load's progress."""

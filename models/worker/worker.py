@@ -17,12 +17,10 @@ from troupellm.models.gpu.launched_step import LaunchedPlan
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.hub.model_folder import readable
 from troupellm.models.layers.decoder import Decoder
-from troupellm.models.parallel import meet
 from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.runner.encoder_runner import EncoderRunner
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.runner.threads import GivenThreads, StepThreads
-from troupellm.models.worker.load_follower import load_follower, wait_seconds
 from troupellm.models.worker.loader import LoadedModel, load_model
 from troupellm.models.worker.open_kv_tiers import make_mover
 from troupellm.protocol.config.engine import EngineConfig, WorkerConfig
@@ -72,12 +70,17 @@ class ModelWorker:
 
     def lead(self, config: EngineConfig, size: int) -> str:
         """As `protocol.worker_abilities.HasRanks`."""
-        self._ranks, address = meet.lead(size, wait_seconds(config))
+        from troupellm.models.parallel import meet  # which a model of one rank does not need
+
+        self._ranks, address = meet.lead(size, meet.seconds(config))
         return address
 
     def follow(self, config: EngineConfig, number: int, size: int, address: str) -> None:
         """As `protocol.worker_abilities.HasRanks`."""
-        ranks = self._ranks = meet.follow(address, number, size, wait_seconds(config))
+        from troupellm.models.parallel import meet
+        from troupellm.models.worker.load_follower import load_follower
+
+        ranks = self._ranks = meet.follow(address, number, size, meet.seconds(config))
         self._folder = readable(self._folder, config.model.model, config.model.allow_model_links)
         self._set_threads(config.worker)
         load_follower(self._folder, config, ranks).follow()

@@ -101,15 +101,16 @@ async def successors(worker: ProcessWorker, processes: FakeProcesses) -> list[Fa
     return group
 
 
+class OneProcess(FakeProcesses):
+    """A machine that starts one process and no more."""
+
+    async def start(self, module: str, events: Any) -> FakeChild:
+        self.exhausted = bool(self.children)
+        return await super().start(module, events)
+
+
 async def test_a_process_that_cannot_be_started_leaves_none_behind() -> None:
-    processes = FakeProcesses()
-    start = processes.start
-
-    async def once(module: str, events: Any) -> FakeChild:
-        processes.exhausted = bool(processes.children)
-        return await start(module, events)
-
-    processes.start = once  # type: ignore[method-assign]
+    processes = OneProcess()
     with pytest.raises(WorkerGone, match="cannot be started"):
         await RankGroup(2).open(processes)  # type: ignore[arg-type]
     assert [child.code for child in processes.children] == [-signal.SIGKILL]
