@@ -1,6 +1,5 @@
 """Several ranks that share a model give the tokens of `transformers`, however a plan is cut."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,5 +104,7 @@ def test_settings_and_sizes_are_refused_by_name(tmp_path_factory: pytest.TempPat
         ConfigError, match=r"does not divide .*\(4 heads, 2 KV heads, .* 112\): tensor parallel 1, 2, 4$"
     ):
         limits(pair, size=3)
+    file = pair.folder / "model.gguf"
+    file.write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match="GGUF files"):
-        check_parallel(Path("model.gguf"), pair.config, EngineConfig.from_flat({"tensor_parallel_size": 2}), None)
+        check_parallel(file, pair.config, EngineConfig.from_flat({"tensor_parallel_size": 2}), None)
