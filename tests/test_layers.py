@@ -28,7 +28,7 @@ FLOORS = {
     "kernels": (
         "common",
         "act_quant cpp grouped_linear",
-        "gated_act kv_quant quantized_linear rms_norm sampling short_conv",
+        "gated_act kv_quant meeting quantized_linear rms_norm sampling short_conv",
         "decode_io gated_delta linear rope_kv_write",
         "fused_moe low_rank paged_attention",
         "fused_decoder mla_attention",
@@ -41,7 +41,7 @@ FLOORS = {
         "adapters",
         "layers quantization",
         "batch transformers_backend",
-        "kv_offload memory structured_outputs",
+        "kv_offload memory parallel structured_outputs",
         "chat_parsers kv_connectors load",
         "proposers",
         "speculation",

@@ -236,7 +236,7 @@ def test_hints_name_no_package_that_no_index_has() -> None:
 
 
 NOT_YET = {
-    "several devices": ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"),
+    "several devices": ("pipeline-parallel-size", "enable-expert-parallel"),
     "images and audio": ("limit-mm-per-prompt", "allowed-media-domains"),
     "weights in host memory": ("cpu-offload-gb",),
     "OpenTelemetry": ("otlp-traces-endpoint",),

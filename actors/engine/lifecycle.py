@@ -200,6 +200,7 @@ class EngineLife:
             prompt_tokens_computed=running.system.store.batch_tokens["prefill"],
             worker_pid=running.loaded.worker_host.pid,
             spare_worker_pid=running.loaded.worker_host.spare_pid,
+            rank_pids=running.loaded.worker_host.rank_pids,
             guide=running.system.guide_snapshot,
             kv_events=None if running.system.kv_events is None else running.system.kv_events.snapshot(),
         )

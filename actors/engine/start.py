@@ -92,7 +92,7 @@ class Machinery:
         """
         sink = self._sink(progress)
         try:
-            if config.worker.worker_process:
+            if config.has_worker_process:
                 await self._start_process(config, progress, factory)
             folder, home, tokenizer, chat_format, defaults = await self.pool.run(
                 _read, config, sink, self._templates, factory is None

@@ -137,7 +137,7 @@ class Builder:
             parts.worker_host.prepare_guide,
             parts.config.guide,
             parts.clock,
-            warm=bool(parts.config.worker.worker_process),
+            warm=parts.config.has_worker_process,
         )
 
     def adapters(

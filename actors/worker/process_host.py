@@ -8,6 +8,7 @@ import anyio
 import msgspec
 
 from troupellm.actors.runtime.processes import Processes
+from troupellm.actors.worker.rank_group import RankGroup
 from troupellm.actors.worker.remote_worker import RemoteWorker
 from troupellm.actors.worker.thread_host import WorkerGone, WorkerStuck
 from troupellm.protocol.config.engine import EngineConfig
@@ -80,9 +81,14 @@ class ProcessWorker:
     def spare_pid(self) -> int | None:
         return None if self._spare is None or self._spare.gone else _pid(self._spare)
 
+    @property
+    def rank_pids(self) -> tuple[int, ...]:
+        return self._worker.pids if isinstance(self._worker, RankGroup) else ()
+
     async def prepare(self) -> None:
         """Start a process that imports while other things are read. Raises WorkerGone."""
-        spare = RemoteWorker()
+        ranks = self._config.parallel.tensor_parallel_size
+        spare = RemoteWorker() if ranks == 1 else RankGroup(ranks)
         await spare.open(self._processes)
         self._spare = spare
 

@@ -38,7 +38,7 @@ class RemoteWorker:
 
     def __init__(self) -> None:
         self.child: ChildProcess | None = None
-        self.gone = False
+        self._closed = False
         self._codec: Codec[ToWorker | Hello] = Codec()
         self._assembler: Assembler[FromWorker] = Assembler(FromWorker, HELLO)
         self._messages: deque[FromWorker] = deque()
@@ -72,13 +72,15 @@ class RemoteWorker:
     async def next(self) -> FromWorker:
         """The next message. Raises WorkerGone; being cancelled loses nothing."""
         while not self._messages:
-            if self._broken is not None:
-                raise WorkerGone(f"the worker process does not keep to the protocol: {self._broken}")
-            if self.gone:
-                raise await self._obituary()
-            waiter = self._waiter = new_waiter()
-            await waiter.wait()
+            if self._lost:
+                raise await self.obituary()
+            await self._told()
         return self._messages.popleft()
+
+    async def _told(self, seconds: float | None = None) -> bool:
+        """Until there is a message, or the process is gone; False after so long."""
+        waiter = self._waiter = new_waiter()
+        return await waiter.wait(seconds)
 
     async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
         """Until the worker has built it, or is gone, or has been at it for too long."""
@@ -93,6 +95,11 @@ class RemoteWorker:
         if await self._answered(PrepareAdapter(number, digest, folder), number, PREPARE_SECONDS):
             return self._prepared.pop(number)
         return ADAPTERS_GONE if self._lost else ADAPTERS_LATE
+
+    @property
+    def gone(self) -> bool:
+        """True if the process has closed its connection."""
+        return self._closed
 
     @property
     def _lost(self) -> bool:
@@ -148,7 +155,7 @@ class RemoteWorker:
             waiter.wake()
 
     def closed(self) -> None:
-        self.gone = True
+        self._closed = True
         for waiter in self._preparing.values():
             waiter.wake()
         self._wake()
@@ -165,8 +172,11 @@ class RemoteWorker:
             self._waiter.wake()
             self._waiter = None
 
-    async def _obituary(self) -> WorkerGone:
+    async def obituary(self) -> WorkerGone:
+        """Why the process is of no more use."""
         assert self.child is not None
+        if self._broken is not None:
+            return WorkerGone(f"the worker process does not keep to the protocol: {self._broken}")
         code = await self.child.ended(KILL_SECONDS)
         if code is None:
             return WorkerGone("the worker process has closed its connection")

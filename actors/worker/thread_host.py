@@ -54,6 +54,10 @@ class WorkerHost(Protocol):
         """A process that waits to replace it."""
 
     @property
+    def rank_pids(self) -> tuple[int, ...]:
+        """The processes that share the model, the worker's first; empty where it has the whole model."""
+
+    @property
     def replaceable(self) -> bool:
         """Whether a worker that hangs can be ended."""
 
@@ -109,6 +113,7 @@ class ThreadWorker:
 
     pid: int | None = None
     spare_pid: int | None = None
+    rank_pids: tuple[int, ...] = ()
     replaceable = False
     stopped = False
 

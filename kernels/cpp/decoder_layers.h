@@ -11,6 +11,7 @@
 
 #include "layer_parts.h"
 #include "low_rank.h"
+#include "meeting.h"
 
 namespace {
 
@@ -71,7 +72,8 @@ struct Cache {
 };
 
 // All layers of a model, in fields of 8 bytes each: layers, caches [count]; rotations as the layers name them, of
-// `positions` positions; cells as in `paged_attention`; `size` of each cache.
+// `positions` positions; cells as in `paged_attention`; `size` of each cache. meeting: of the ranks that have a part of
+// each layer; null where this process has all of it.
 struct Layers {
     const Layer* layers;
     int64_t count, hidden;
@@ -80,6 +82,7 @@ struct Layers {
     int64_t cells;
     CacheSize size;
     int64_t positions;
+    Meeting* meeting;
 };
 
 // A product within a larger operation, with what its threads share: `memory` has room for its rows.
@@ -219,18 +222,29 @@ private:
     bool feed(int64_t number, int64_t rows, const float* attended, float* residual) {
         const Layer& layer = model_.layers[number];
         const int64_t inner = layer.gate_up.outs() / 2, hidden = model_.hidden;
-        const Output sum{residual, hidden, true, static_cast<float>(layer.multiplier)};
+        // Of several ranks, the leader adds its part to the residual; the others leave theirs alone to be added to that.
+        const bool adds = model_.meeting == nullptr || model_.meeting->rank == 0;
+        const Output sum{residual, hidden, adds, static_cast<float>(layer.multiplier)};
+        const float factor = adds ? 1.0f : sum.factor;
         const Inputs normed{residual, hidden, rows, layer.feed_forward_norm, layer.eps};
         const bool kept = keeps(number);
         float* const wide = memory_.wide.data();
-        if (!run(4 * number + 1, {attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum, kept))
+        if (!run(4 * number + 1, {attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum, kept) ||
+            !add_up(residual, rows, factor))
             return false;
         if (adapters_ == nullptr)
             return parts_[4 * number + 2].run_gated(normed, layer.activation, {wide, inner, false, 1.0f}) &&
-                   parts_[4 * number + 3].run({wide, inner, rows, nullptr, 0.0}, sum);
+                   parts_[4 * number + 3].run({wide, inner, rows, nullptr, 0.0}, sum) && add_up(residual, rows, factor);
         if (!run(4 * number + 2, normed, {wide, 2 * inner, false, 1.0f}, kept)) return false;
         team_.each(rows, [&](int64_t row) { gate(wide + row * 2 * inner, inner, layer.activation); });
         return team_.meet() && run(4 * number + 3, {wide, 2 * inner, rows, nullptr, 0.0}, sum, kept);
+    }
+
+    // The sum of what all ranks have of the residual [rows, hidden]. False: a rank is lost, or the thread is to leave.
+    bool add_up(float* residual, int64_t rows, float factor) {
+        if (model_.meeting == nullptr) return true;
+        team_.away([&] { lost_ = !meeting_sum(*model_.meeting, residual, rows * model_.hidden, factor); });
+        return team_.meet() && !lost_;
     }
 
     // One product, with what adapters add to it. kept: the rows are those that are kept.
@@ -274,6 +288,7 @@ private:
     Activations& memory_;
     Team& team_;
     std::deque<Part> parts_;
+    bool lost_ = false;  // written by the first thread before the team meets
 };
 
 }  // namespace

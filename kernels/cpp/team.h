@@ -65,6 +65,15 @@ public:
         return true;
     }
 
+    // The first thread calls `wait`, in which it may sleep for another process; before the team meets again.
+    template <typename Wait>
+    void away(Wait wait) {
+        if (number() != 0) return;
+        first_sleeps_.store(true);
+        wait();
+        first_sleeps_.store(false);
+    }
+
     // Calls use(index) for this thread's part of 0 .. count - 1.
     template <typename Use>
     void each(int64_t count, Use use) const {

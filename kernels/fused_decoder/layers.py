@@ -128,6 +128,7 @@ class DecoderLayers:
             for layer, norms, products in zip(layers, self._norms, layer_products, strict=True)
         ]
         self._layers = np.array(numbers, dtype=np.int64)
+        self._ranks = layers[0].out.ranks
         self._rotations: Sequence[Pair] = ()
         self._caches = _SameCaches(())
         self._cpp_layers: CppLayers | None = None
@@ -189,6 +190,8 @@ class DecoderLayers:
             None if adapters is None else adapters.pointer,
             torch.get_num_threads(),
         )
+        if self._ranks is not None:
+            self._ranks.check()
         return out
 
     def cpp_layers(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "CppLayers":
@@ -196,7 +199,8 @@ class DecoderLayers:
         if self._cpp_layers is None or self._rotations is not rotations or not self._caches.are(caches):
             self._check(rotations, caches)
             self._rotations, self._caches = rotations, _SameCaches(caches)
-            self._cpp_layers = CppLayers(self._layers, self.hidden, self.num_kv_heads, rotations, caches)
+            meeting = 0 if self._ranks is None else self._ranks.pointer
+            self._cpp_layers = CppLayers(self._layers, self.hidden, self.num_kv_heads, rotations, caches, meeting)
         return self._cpp_layers
 
     def _check(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> None:
@@ -228,7 +232,9 @@ class CppLayers:
         num_kv_heads: int,
         rotations: Sequence[Pair],
         caches: Sequence[Pair],
+        meeting: int = 0,
     ) -> None:
+        """meeting: address of the ranks' `Meeting`; 0 where this process has the whole layers."""
         angles, memory = (
             np.array([(one.data_ptr(), two.data_ptr()) for one, two in pairs], dtype=np.int64)
             for pairs in (rotations, caches)
@@ -236,7 +242,7 @@ class CppLayers:
         positions = min((one.shape[0] for pair in rotations for one in pair), default=UNLIMITED)
         self.numbers = np.array(
             [layers.ctypes.data, len(layers), hidden, angles.ctypes.data, memory.ctypes.data,
-             CELLS[caches[0][0].dtype], caches[0][0].shape[0], num_kv_heads, caches[0][0].shape[2], positions],
+             CELLS[caches[0][0].dtype], caches[0][0].shape[0], num_kv_heads, caches[0][0].shape[2], positions, meeting],
             dtype=np.int64,
         )  # fmt: skip
         self._held, self.pointer = (layers, angles, memory), self.numbers.ctypes.data
@@ -278,6 +284,8 @@ def _products(layer: FusedLayerWeights) -> list[int] | None:
     found: list[int] = []
     for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
         if product.native is None or product.native.part is None:
+            return None
+        if product.ranks is not None and not product.ranks.pointer:
             return None
         found += product.native.part
     assert layer.gate_up.native is not None

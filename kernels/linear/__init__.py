@@ -17,6 +17,7 @@ from troupellm.kernels.gated_act import gelu_mul, gelu_mul_quantized, silu_mul, 
 from troupellm.kernels.linear.batch_invariant import in_fixed_tiles, whole_tiles
 from troupellm.kernels.linear.cpu import cpp_weight
 from troupellm.kernels.linear.reference import linear_reference
+from troupellm.kernels.meeting import SumOfRanks
 from troupellm.kernels.quantized_linear import FastProduct, FewRows, QuantizedWeight, Weight, fast_product
 from troupellm.kernels.quantized_linear.gpu import EightBitProduct, GpuProduct
 from troupellm.kernels.rms_norm import rms_norm
@@ -32,10 +33,13 @@ class PackedLinear:
     """A weight prepared for many products. Holds no second copy of it."""
 
     __slots__ = (
-        "bias", "fast", "in_features", "invariant", "kind", "native", "onednn", "out_features", "tiled", "weight",
+        "bias", "fast", "in_features", "invariant", "kind", "native", "onednn", "out_features", "ranks", "tiled",
+        "weight",
     )  # fmt: skip
 
-    def __init__(self, weight: Weight, bias: Tensor | None) -> None:
+    def __init__(self, weight: Weight, bias: Tensor | None, ranks: SumOfRanks | None = None) -> None:
+        self.ranks = ranks
+        """Of which each has a part of the inputs; None: this process has all of them."""
         self.out_features, self.in_features = weight.shape
         self.fast: FastProduct | None = None
         """The product of a weight that stays quantized; `weight` is empty then."""
@@ -70,15 +74,16 @@ class PackedLinear:
         return self.native is not None
 
 
-def pack(weight: Weight, bias: Tensor | None = None) -> PackedLinear:
+def pack(weight: Weight, bias: Tensor | None = None, ranks: SumOfRanks | None = None) -> PackedLinear:
     """Make a weight ready for `linear`.
 
     Args:
         weight: [out_features, in_features], any float type or quantized. The result may share its memory. A weight
             without a fast path here is dequantized once.
         bias: [out_features] or None.
+        ranks: each has such a weight, of inputs of its own, and the product is the sum over them.
     """
-    return PackedLinear(weight, bias)
+    return PackedLinear(weight, bias, ranks)
 
 
 def packs_copies(device: torch.device, dtype: torch.dtype) -> bool:
@@ -123,12 +128,16 @@ def linear(x: Tensor | QuantizedRows, packed: PackedLinear) -> Tensor:
     """
     if isinstance(x, QuantizedRows):
         assert isinstance(packed.fast, EightBitProduct)
-        return packed.fast.of_quantized(*x)
-    if packed.native is not None and packed.takes(x.shape[0]):
-        return packed.native.linear(x, None, 0.0, None, 1.0)
-    if packed.tiled:
-        return in_fixed_tiles(x, lambda tile: _product(tile, packed))
-    return _product(x, packed)
+        found = packed.fast.of_quantized(*x)
+    elif packed.native is not None and packed.takes(x.shape[0]):
+        found = packed.native.linear(x, None, 0.0, None, 1.0)
+    elif packed.tiled:
+        found = in_fixed_tiles(x, lambda tile: _product(tile, packed))
+    else:
+        found = _product(x, packed)
+    if packed.ranks is not None:
+        packed.ranks.sum_(found)
+    return found
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear) -> Tensor:
@@ -182,7 +191,7 @@ def gated_quantized(
 
 def linear_add(x: Tensor, packed: PackedLinear, residual: Tensor, factor: float = 1.0) -> None:
     """Add `factor` times `linear(x)` to `residual` [rows, out_features], in place."""
-    if packed.native is not None and packed.takes(x.shape[0]):
+    if packed.native is not None and packed.ranks is None and packed.takes(x.shape[0]):
         packed.native.linear(x, None, 0.0, residual, factor)
     else:
         residual.add_(linear(x, packed), alpha=factor)

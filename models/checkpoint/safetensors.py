@@ -11,6 +11,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized_linear import Weight
 from troupellm.models.checkpoint.mxfp4_experts import BLOCKS, mx_experts
+from troupellm.models.checkpoint.parts import Part
 from troupellm.models.checkpoint.safetensors_header import check_header
 from troupellm.models.config.hf_config import FILE
 from troupellm.models.config.quantization_section import FILES as QUANTIZATION_FILES
@@ -117,7 +118,13 @@ class Checkpoint:
         Raises:
             ModelLoadError: it is missing (or was taken before), or has another shape or an unreadable type.
         """
-        tensor = self._read(name, shape, READABLE)
+        return self._converted(name, self._read(name, shape, READABLE))
+
+    def take_part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+        """As `PartSource.take_part`; nothing else of the tensor is read. Raises as `take`."""
+        return self._converted(name, self._read(name, shape, READABLE, part))
+
+    def _converted(self, name: str, tensor: Tensor) -> Tensor:
         exact = name.endswith(EXACT) or (name.endswith(ROUTER) and tensor.dtype == torch.float32)
         tensor = tensor if exact else tensor.to(self._dtype)
         self._taken(tensor.nbytes)
@@ -144,7 +151,7 @@ class Checkpoint:
             self._homes[name] = home
         return tensor
 
-    def _read(self, name: str, shape: tuple[int, ...], kinds: frozenset[str]) -> Tensor:
+    def _read(self, name: str, shape: tuple[int, ...], kinds: frozenset[str], part: Part | None = None) -> Tensor:
         file = self._homes.pop(name, None)
         if file is None:
             raise self._missing(name)
@@ -157,7 +164,12 @@ class Checkpoint:
             )
         self._steady.check(self._folder / file)
         try:
-            tensor: Tensor = self._files[file].get_tensor(name)
+            if part is None:
+                tensor: Tensor = self._files[file].get_tensor(name)
+            else:
+                before = (slice(None),) * part.dim
+                pieces = [view[(*before, slice(begin, end))] for begin, end in part.ranges]
+                tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=part.dim)
         except (OSError, SafetensorError) as error:
             raise ModelLoadError(f"{file}: tensor {name} cannot be read: {why(error)}") from error
         return tensor
@@ -268,6 +280,11 @@ class RandomWeights:
             return torch.full(shape, value, dtype=self._dtype, device=self._device)
         drawn = torch.randn(shape, generator=self._generator, dtype=torch.float32, device=self._device)
         return drawn.mul_(self._scale).to(self._dtype)
+
+    def take_part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+        """As `PartSource.take_part`: the same numbers as in the whole tensor."""
+        whole = self.take(name, shape)
+        return torch.cat([whole.narrow(part.dim, begin, end - begin) for begin, end in part.ranges], dim=part.dim)
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `take`, of a layer's weight."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized_linear import Weight
 from troupellm.models.checkpoint.next_token_tensors import next_token_tensors
+from troupellm.models.checkpoint.parts import Part
 from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gguf.weights import GgufWeights
@@ -76,6 +77,11 @@ class RenamedWeights:
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """As `WeightSource.take`."""
         return self._source.take(self._name_of(name), shape)
+
+    def take_part(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+        """As `PartSource.take_part`, of a checkpoint's plain tensors."""
+        assert isinstance(self._source, Checkpoint)
+        return self._source.take_part(self._name_of(name), shape, part)
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `WeightSource.linear`."""

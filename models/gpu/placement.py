@@ -28,6 +28,7 @@ from troupellm.models.layers.cache_layout import View, cache_layout
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.memory.plan import MemoryBudget, drawn_tokens, whole_block_bytes
+from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.runner.placement import DTYPES
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -69,6 +70,8 @@ class GpuPlace:
     """One GPU for one model."""
 
     on_gpu = True
+    ranks: Ranks | None = None
+    """A model on GPUs has one."""
 
     def __init__(self, device: Device, config: EngineConfig) -> None:
         self.device, self.torch_device, self._config = device, device.torch_device, config

@@ -13,7 +13,7 @@ from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized_linear import merge
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, MoeConfig
-from troupellm.models.layers.projections import rows_of
+from troupellm.models.layers.projections import Divided, rows_of
 from troupellm.protocol.errors import ModelLoadError
 
 Shared = Callable[[Tensor, int], Tensor]
@@ -56,6 +56,7 @@ class Experts:
             group_score=moe.group_score,
         )
         self.experts = take_experts(config, moe, f"{prefix}.experts", source)
+        self._ranks = source.sum_of(f"{prefix}.experts") if isinstance(source, Divided) else None
         self._weighs_inputs = moe.weighs_inputs
         self.shared = shared
         self.shared_gate = (
@@ -83,6 +84,8 @@ class Experts:
             if self.shared_gate is not None:
                 shared = shared.mul_(batch_invariant_sigmoid(linear(used, self.shared_gate)))
             total = total.add_(shared)
+        if self._ranks is not None:
+            self._ranks.sum_(total)
         missing = hidden.shape[0] - tokens
         return functional.pad(total, (0, 0, 0, missing)) if missing else total
 

@@ -1,11 +1,26 @@
 """Projections of the same input as one matrix product."""
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch import Tensor
 
 from troupellm.kernels.linear import PackedLinear, pack
+from troupellm.kernels.meeting import SumOfRanks
 from troupellm.kernels.quantized_linear import QuantizedWeight, Weight, merge
 from troupellm.models.checkpoint.safetensors import WeightSource
+
+
+@runtime_checkable
+class Divided(Protocol):
+    """A source that gives each rank its part of the weights."""
+
+    def sum_of(self, name: str) -> SumOfRanks | None:
+        """The sum over ranks of which a layer's result is a part; None: the result is whole, or summed with others.
+
+        Args:
+            name: of the layer, without ".weight"; or of all experts of a layer.
+        """
 
 
 def merged_linear(
@@ -25,9 +40,10 @@ def merged_linear(
     weights = [source.linear(name, (size, in_features)) for name, size in zip(names, sizes, strict=True)]
     biases = [source.take(f"{name}.bias", (size,)) for name, size in zip(names, sizes, strict=True)] if bias else []
     weight, joined = merge(weights), torch.cat(biases) if biases else None
+    ranks = source.sum_of(names[0]) if isinstance(source, Divided) else None
     if order is None:
-        return pack(weight, joined)
-    return pack(rows_of(weight, order), None if joined is None else joined[order])
+        return pack(weight, joined, ranks)
+    return pack(rows_of(weight, order), None if joined is None else joined[order], ranks)
 
 
 def rows_of(weight: Weight, order: Tensor) -> Weight:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 
@@ -16,6 +17,9 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder, RunnableDecoder
 from troupellm.models.load.notes import next_token_notes, rope_notes
 from troupellm.models.load.to_device import OnDevice
 from troupellm.models.memory.plan import MemoryBudget
+from troupellm.models.parallel.decoder import DividedDecoder
+from troupellm.models.parallel.ranks import Ranks
+from troupellm.models.parallel.sharded_weights import DividedSource, ShardedWeights
 from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import ANY_STORED, QuantizeOnLoad
@@ -29,6 +33,18 @@ CPU = torch.device("cpu")
 INPUT_BITS: dict[str, InputBits] = {"int16": FINE, "int8": 8}
 
 
+class Divided(NamedTuple):
+    """A model that is divided among ranks."""
+
+    whole: DecoderConfig
+    ranks: Ranks
+
+    def decoder(self, model: DecoderConfig, source: WeightSource, *, max_model_len: int) -> DividedDecoder:
+        """This rank's part, from a source of whole plain weights. model: as of `local_config`."""
+        parts = ShardedWeights(cast(DividedSource, source), self.whole, self.ranks)
+        return DividedDecoder(model, parts, max_model_len=max_model_len, ranks=self.ranks)
+
+
 def read_decoder(
     folder: Path,
     model: DecoderConfig,
@@ -40,11 +56,13 @@ def read_decoder(
     device: torch.device = CPU,
     *,
     drafts_itself: bool = False,
+    divided: Divided | None = None,
 ) -> RunnableDecoder:
     """Make the decoder from stored weights, or from random numbers, on a device.
 
     Args:
         drafts_itself: the checkpoint's own layers for further tokens are read by a drafter.
+        divided: `model` is this rank's part of a larger one.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or its tensors are not those of the model.
@@ -62,6 +80,8 @@ def read_decoder(
         return TransformersDecoder(model, network, max_model_len=budget.max_model_len)
     if dummy:
         random = RandomWeights(dtype, seed=config.seed, device=device)
+        if divided is not None:
+            return divided.decoder(model, random, max_model_len=budget.max_model_len)
         return Decoder(model, quantizing(random, config), max_model_len=budget.max_model_len)
     done = 0
 
@@ -77,7 +97,10 @@ def read_decoder(
     source: WeightSource = decoder_weights(model, stored, EMBEDDING)
     if device.type != "cpu":
         source = OnDevice(source, device)
-    decoder = Decoder(model, quantizing(source, config), max_model_len=budget.max_model_len)
+    if divided is not None:
+        decoder: Decoder = divided.decoder(model, source, max_model_len=budget.max_model_len)
+    else:
+        decoder = Decoder(model, quantizing(source, config), max_model_len=budget.max_model_len)
     stored.finish()
     return decoder
 

@@ -1,5 +1,7 @@
 """A CPU as the place of a model: the counterpart of `GpuPlace`."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,6 +13,9 @@ from troupellm.models.kv_offload.host_memory import memory_left
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.memory.plan import MemoryBudget
+from troupellm.models.parallel.decoder import LeadingCache
+from troupellm.models.parallel.ranks import Ranks
+from troupellm.models.runner.leading import LeadingRunner
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.runner.warm_up import warmed
 from troupellm.protocol.config.engine import EngineConfig
@@ -33,16 +38,18 @@ class CpuPlace:
     on_gpu = False
     torch_device = torch.device("cpu")
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
+        """ranks: of this model; None where this process has all of it."""
+        self._config, self.ranks = config, ranks
 
     def dtype(self, model: DecoderConfig) -> torch.dtype:
         """The dtype to compute in: the configured one, else float32, also where the checkpoint has another."""
         return DTYPES.get(self._config.model.dtype, torch.float32)
 
     def available(self) -> int | None:
-        """As `memory_left`."""
-        return memory_left(self._config)
+        """As `memory_left`; of several ranks, the part of each."""
+        left = memory_left(self._config)
+        return left if left is None or self.ranks is None else left // self.ranks.size
 
     def make_cache(
         self,
@@ -53,7 +60,10 @@ class CpuPlace:
         state_slots: int = 0,
     ) -> KVCache:
         """Reserve the cache's memory."""
-        return KVCache(
+        make: Callable[..., KVCache] = (
+            KVCache if self.ranks is None or self.ranks.number else partial(LeadingCache, self.ranks)
+        )
+        return make(
             model,
             num_blocks,
             self._config.cache.block_size,
@@ -73,7 +83,8 @@ class CpuPlace:
     def make_runner(self, decoder: RunnableDecoder, cache: KVCache, max_model_len: int, **more: Any) -> ModelRunner:
         """more: as of `ModelRunner`."""
         backend = self._config.worker.attention_backend
-        return ModelRunner(decoder, cache, max_model_len=max_model_len, attention_backend=backend, **more)
+        make: Callable[..., ModelRunner] = ModelRunner if self.ranks is None else partial(LeadingRunner, self.ranks)
+        return make(decoder, cache, max_model_len=max_model_len, attention_backend=backend, **more)
 
     def warm_up(
         self,

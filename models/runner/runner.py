@@ -170,13 +170,17 @@ class ModelRunner:
             meanwhile()
         drawing = []
         for spans, batch, num_sampling in pieces:
-            hidden = self.stages.forward(step, batch)
+            hidden = self.forward(step, spans, batch)
             drawing.append(hidden[:num_sampling])
             self.stages.read_prompts(step, spans, hidden, num_sampling)
         hidden = drawing[0] if len(drawing) == 1 else torch.cat(drawing)
         if meanwhile is not None and late:
             meanwhile()
         return self.stages.logits(hidden, step.drawn) if step.drawn else None
+
+    def forward(self, step: Step, spans: Spans, batch: ForwardBatch) -> Tensor:
+        """Hidden states of the tokens of a batch that `Stages.wanted` names. spans: of the batch."""
+        return self.stages.forward(step, batch)
 
     def _batch(self, spans: Spans, verify_batch: VerifyBatch | None) -> tuple[ForwardBatch, int]:
         """Flatten spans, in a constant number of vector operations.
@@ -349,6 +353,8 @@ def compiled_decode(
     if not attention.compiled or config.logit_scale != 1.0 or config.logit_softcap:
         return None
     if any(view.chunk is not None for view in cache.layout.views):
+        return None
+    if decoder.head.out_features != config.vocab_size:  # this rank has a part of it
         return None
     table = decoder.embedding.blocks or decoder.embedding.table
     assert table is not None

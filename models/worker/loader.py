@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import torch
 
 from troupellm.kernels.common.batch_invariance import batch_invariant
@@ -28,10 +29,15 @@ from troupellm.models.load.base_weights import StoredBase
 from troupellm.models.load.fingerprint import SameModel, same_model
 from troupellm.models.load.implementation import describe_served
 from troupellm.models.load.notes import attention_note, report_compiling
-from troupellm.models.load.read_decoder import read_decoder, stored_format
+from troupellm.models.load.read_decoder import Divided, read_decoder, stored_format
 from troupellm.models.load.states import check_states
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory, serves_adapters
 from troupellm.models.memory.stored_size import stored_size
+from troupellm.models.memory.weight_count import weight_count
+from troupellm.models.parallel.limits import check_parallel, refuse_ranks
+from troupellm.models.parallel.local_config import local_config
+from troupellm.models.parallel.orders import Sizes
+from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.quantization.checkpoint import Format
 from troupellm.models.quantization.stated import settle_quantization
 from troupellm.models.runner.placement import DTYPES, CpuPlace
@@ -67,6 +73,8 @@ class ModelPlan:
     dtype: torch.dtype
     cached: torch.dtype
     """Of keys and values."""
+    whole: DecoderConfig
+    """The model as it is described; of several ranks, `model` is the part of each."""
     attention: Planner
     drafting: Drafting
     ability: PoolingAbility | None
@@ -92,6 +100,10 @@ class ModelPlan:
         described = describe_served(folder, reader, config.model, progress)
         dtype, device = place.dtype(described), place.torch_device
         form = stored_format(folder, reader, config.model)
+        whole = described
+        if place.ranks is not None:
+            check_parallel(folder, described, config, form)
+            described = local_config(described, place.ranks.size)
         longest, hybrid = model_limit(described, config), not config.cache.disable_hybrid_kv_cache_manager
         model = with_cache_groups(described, longest, hybrid=hybrid)
         ability = decoder_ability(folder, reader, config.model, model)
@@ -119,6 +131,7 @@ class ModelPlan:
             form=form,
             dtype=dtype,
             cached=cached,
+            whole=whole,
             attention=attention,
             drafting=drafting,
             ability=ability,
@@ -144,6 +157,7 @@ class ModelPlan:
                 progress,
                 self.place.torch_device,
                 drafts_itself=self.drafting.drafts_itself,
+                divided=None if self.place.ranks is None else Divided(self.whole, self.place.ranks),
             )
         self.same.check()
         return decoder
@@ -205,6 +219,8 @@ class LoadedModel:
             most_drafts=0 if self.drafter is None else self.drafter.most,
             max_loras=0 if self.adapters is None else plan.config.lora.max_loras,
         )
+        if plan.place.ranks is not None:
+            ready = msgspec.structs.replace(ready, num_parameters=weight_count(plan.whole))
         return ready if self.moves is None else self.moves.described(ready)
 
     @property
@@ -234,8 +250,13 @@ class LoadedModel:
         return Poison(cache, config.worker.poison_memory, when_freed=when_freed, transfers=self.moves)
 
 
-def load_model(folder: Path, config: EngineConfig, progress: ProgressSink) -> LoadedModel | LoadedEncoder:
+def load_model(
+    folder: Path, config: EngineConfig, progress: ProgressSink, ranks: Ranks | None = None
+) -> LoadedModel | LoadedEncoder:
     """Read the model and take the memory.
+
+    Args:
+        ranks: this process has the leader's part of the model.
 
     Raises:
         ModelLoadError: the checkpoint cannot be served.
@@ -246,9 +267,15 @@ def load_model(folder: Path, config: EngineConfig, progress: ProgressSink) -> Lo
     reader, config = settle_quantization(folder, open_config(folder, progress), config)
     if is_encoder(reader):
         refuse_for_encoders(config)
+        refuse_ranks(ranks, "encoders")
         return LoadedEncoder(folder, reader, config, DTYPES.get(config.model.dtype, torch.float32), progress)
-    place = CpuPlace(config) if gpu is None else GpuPlace(gpu, config)
+    if gpu is not None:
+        refuse_ranks(ranks, "a GPU")
+    place = CpuPlace(config, ranks) if gpu is None else GpuPlace(gpu, config)
     plan = ModelPlan.of(folder, reader, config, place, progress)
+    if ranks is not None:
+        ranks.join()
+        ranks.tell(Sizes(plan.budget.num_blocks, plan.budget.max_model_len).encode())
     progress(LoadProgress(phase="weights", total=plan.budget.weight_bytes, detail=plan.budget.table()))
     decoder, needs = plan.read(progress), plan.drafting.needs
     budget = place.measured(plan.budget, decoder, plan.cached, drafter=needs)
@@ -261,6 +288,8 @@ def load_model(folder: Path, config: EngineConfig, progress: ProgressSink) -> Lo
     cache = parts.reserve()
     processors = load_processors(config.worker.logits_processors, plan.model.vocab_size, place.torch_device)
     progress(LoadProgress(phase="warm_up"))
+    if ranks is not None:
+        ranks.meet()
     _check(decoder, cache, budget)
     saturation = place.warm_up(decoder, cache, budget, plan.ability, progress)
     moves = open_offload(config, cache, plan.same.fingerprint, num_blocks=budget.num_blocks)

@@ -23,7 +23,7 @@ from pathlib import Path
 from troupellm.models.hub.errors import load_failure
 from troupellm.models.processes.preload_torch import preload_torch
 from troupellm.models.runner.steps_in_flight import Steps, Waits
-from troupellm.protocol.errors import ModelLoadError, TroupeError
+from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
 from troupellm.protocol.messages.adapters import NO_ADAPTERS
 from troupellm.protocol.messages.sleep import WakeWorker, WorkerCommand, execute
 from troupellm.protocol.messages.worker import StepPlan, Worker
@@ -31,6 +31,7 @@ from troupellm.protocol.messages.worker_abilities import (
     QUIET_SECONDS,
     ExpectsWeights,
     HasIdleWork,
+    HasRanks,
     PreparesAdapters,
     PreparesGuides,
     Wait,
@@ -48,6 +49,7 @@ from troupellm.protocol.wire.worker import (
     FromWorker,
     GuidePrepared,
     Launch,
+    Leading,
     Load,
     Loaded,
     PrepareAdapter,
@@ -66,6 +68,7 @@ Beside = PrepareGuide | PrepareAdapter | ReleaseAdapter
 _LONGEST_TEXT = 4096
 _LONGEST_DETAIL = 32768
 
+PARAM = "tensor_parallel_size"
 PARALLEL_BUILDS = 2
 """Guides that are built at once: a small one does not wait for a large one."""
 NICE = 5
@@ -177,9 +180,15 @@ class Server:
             self._steps.landed()
 
     def _load(self, message: Load) -> None:
-        worker = resolve(message.factory)(Path(message.folder))
+        worker, place = resolve(message.factory)(Path(message.folder)), message.place
         if message.first is not None and isinstance(worker, ExpectsWeights):
             worker.expect_weights(message.first)
+        if place is not None:
+            if not isinstance(worker, HasRanks):
+                raise ConfigError("a custom worker has no ranks; tensor_parallel_size must be 1", param=PARAM)
+            if place.number:
+                worker.follow(message.config, place.number, place.size, place.address)
+            self._send(Leading(worker.lead(message.config, place.size)))
         ready = worker.load(message.config, lambda progress: self._send(Progress(progress)))
         self._worker, self._steps = worker, Steps(worker, self._wait)
         self._idle = worker.idle if isinstance(worker, HasIdleWork) else None

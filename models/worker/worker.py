@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, assert_never
 
+import torch
 from msgspec.structs import replace
 
 from troupellm.models.adapters.prepared import PreparedAdapters
@@ -18,6 +19,7 @@ from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.hub.model_folder import readable
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.load.weight_state import RESTART, require_same, weight_state
+from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.runner.encoder_runner import EncoderRunner
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.runner.threads import GivenThreads, StepThreads
@@ -34,6 +36,7 @@ from troupellm.protocol.messages.sleep import (
     WorkerCommand,
     WorkerReport,
 )
+from troupellm.protocol.messages.weight_file import WeightFile
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.params.guide import GuideProgram
@@ -65,12 +68,31 @@ class ModelWorker:
         self._profile: StepProfile | None = None
         self._given_threads: GivenThreads | None = None
         self._threads = StepThreads(1)
+        self._ranks: Ranks | None = None
         self._meanwhile: Callable[[], None] | None = None
         self._first: WorkerReady | None = None
 
     def expect_weights(self, first: WorkerReady) -> None:
         """As `protocol.worker_abilities.ExpectsWeights`."""
         self._first = first
+
+    def lead(self, config: EngineConfig, size: int) -> str:
+        """As `protocol.worker_abilities.HasRanks`."""
+        from troupellm.models.parallel import meet  # which a model of one rank does not need
+
+        self._ranks, address = meet.lead(size, meet.seconds(config))
+        return address
+
+    def follow(self, config: EngineConfig, number: int, size: int, address: str) -> None:
+        """As `protocol.worker_abilities.HasRanks`."""
+        from troupellm.models.parallel import meet
+        from troupellm.models.worker.load_follower import load_follower
+
+        ranks = self._ranks = meet.follow(address, number, size, meet.seconds(config))
+        self._folder = readable(self._folder, config.model.model, config.model.allow_model_links)
+        self._same_weights(config)
+        self._set_threads(config.worker)
+        load_follower(self._folder, config, ranks).follow()
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         """Read the model and take the memory.
@@ -83,11 +105,9 @@ class ModelWorker:
         self._folder = readable(self._folder, config.model.model, config.model.allow_model_links)
         with unchanged(self._folder):
             begin, first = perf_counter(), self._first
-            weights = weight_state(self._folder, config.model)
-            if first is not None and not first.fingerprint:
-                require_same(first.weight_files, weights)
+            weights = self._same_weights(config)
             self._set_threads(config.worker)
-            loaded = self._loaded = load_model(self._folder, config, progress)
+            loaded = self._loaded = load_model(self._folder, config, progress, self._ranks)
             self.reset()
             self._settle_threads(config.worker)
             if isinstance(self._runner, CudaRunner):
@@ -97,6 +117,13 @@ class ModelWorker:
             if first is not None and first.fingerprint not in ("", self._ready.fingerprint):
                 raise WeightsChanged("the weights on disk are others than those that are served", hint=RESTART)
             return self._ready
+
+    def _same_weights(self, config: EngineConfig) -> tuple[WeightFile, ...]:
+        """The state of the weights on disk. Raises WeightsChanged: it is not that of the first worker."""
+        weights, first = weight_state(self._folder, config.model), self._first
+        if first is not None and not first.fingerprint:
+            require_same(first.weight_files, weights)
+        return weights
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Take a plan in hand. On a CPU it costs nothing before its turn; a GPU begins with it at once."""
@@ -173,6 +200,8 @@ class ModelWorker:
             raise RuntimeError("a command came before load, or after close")
         match command:
             case SleepWorker():
+                if self._ranks is not None:
+                    raise InvalidRequest("an engine of several ranks does not sleep yet", code="sleep_unsupported")
                 if isinstance(self._runner, CudaRunner):
                     self._runner.check()  # a device that is broken gives nothing back
                 self._runner = None
@@ -237,6 +266,8 @@ class ModelWorker:
         self._runner = None
         if loaded is not None and loaded.guides is not None:
             loaded.guides.close()
+        if self._ranks is not None:
+            self._ranks.close()
         if self._given_threads is not None:
             self._given_threads.put_back()
             self._given_threads = None
@@ -262,7 +293,10 @@ class ModelWorker:
         return self._loaded.adapters if isinstance(self._loaded, LoadedModel) else None
 
     def _set_threads(self, settings: WorkerConfig) -> None:
-        self._given_threads = GivenThreads(settings.num_threads)
+        number = settings.num_threads
+        if number is None and self._ranks is not None:
+            number = max(1, torch.get_num_threads() // self._ranks.size)
+        self._given_threads = GivenThreads(number)
         self._threads = StepThreads(self._given_threads.number, steady=settings.batch_invariant)
 
     def _settle_threads(self, settings: WorkerConfig) -> None:

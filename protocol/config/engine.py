@@ -236,11 +236,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraConfig = LoraConfig()
     parallel: ParallelConfig = ParallelConfig()
 
+    @property
+    def has_worker_process(self) -> bool:
+        """True if the model runs in a process of its own, as several ranks always do."""
+        return bool(self.worker.worker_process) or self.parallel.tensor_parallel_size > 1
+
     def check(self) -> None:
         """
         Raises:
             ConfigError: settings of different sections contradict each other.
         """
+        if self.parallel.tensor_parallel_size > 1 and self.worker.worker_process is False:
+            raise ConfigError(
+                "worker_process must not be off with tensor_parallel_size above 1: each rank is a process",
+                param="worker_process",
+            )
         if self.offload.on and not self.cache.enable_prefix_caching:
             raise ConfigError(
                 "kv_offloading_size needs enable_prefix_caching: blocks that left the device are found by their prefix",

@@ -311,6 +311,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     worker_pid: int | None = None
     """The worker's process, when it has one of its own."""
     spare_worker_pid: int | None = None
+    rank_pids: tuple[int, ...] = ()
+    """The processes that share the model, the worker's first; empty where it has the whole model."""
     guide: GuideSnapshot = GuideSnapshot()
     kv_events: KVEventsSnapshot | None = None
     """None: they are off."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.adapters import AdapterPreparation
 from troupellm.protocol.messages.worker import LaunchedStep, WorkerReady
 from troupellm.protocol.params.guide import GuideProgram
@@ -82,3 +83,18 @@ class PreparesAdapters(Protocol):
 
     def release_adapter(self, digest: str) -> None:
         """Free the host memory of an adapter. Slots keep their content."""
+
+
+@runtime_checkable
+class HasRanks(Protocol):
+    """A worker that can have one of several parts of a model."""
+
+    def lead(self, config: EngineConfig, size: int) -> str:
+        """Before `load`: this is the first of so many ranks, which takes plans; the address for the others."""
+
+    def follow(self, config: EngineConfig, number: int, size: int, address: str) -> None:
+        """Instead of `load`: read a part of the model, and compute with it what the leader tells.
+
+        Raises:
+            Exception: always, in the end: the part cannot be read, or another rank has ended.
+        """

@@ -33,7 +33,7 @@ SHORT = {
 
 _NAMES = {
     "one engine drives one device; run one server per device behind a balancer": """
-        tensor-parallel-size pipeline-parallel-size enable-expert-parallel
+        pipeline-parallel-size enable-expert-parallel
         distributed-executor-backend headless prefill-context-parallel-size decode-context-parallel-size
         data-parallel-size-local nnodes
     """,
@@ -89,7 +89,7 @@ _NAMES = {
         eplb-step-interval eplb-log-balancedness enable-elastic-ep elastic-ep-max-dp-size enable-fault-tolerance
         fault-tolerance-config enable-dbo ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold
         enable-microbatching enable-batch-sharded-sampling enable-hc-sp node-rank master-addr master-port
-        distributed-timeout-seconds cpu-distributed-timeout-seconds enable-shm-tensor-arena max-parallel-loading-workers
+        cpu-distributed-timeout-seconds enable-shm-tensor-arena max-parallel-loading-workers
         ray-workers-use-nsight worker-use-ray engine-use-ray disable-custom-all-reduce enable-nccl-comm-suspend
         speculative-draft-tensor-parallel-size
     """,

@@ -19,7 +19,7 @@ _BOTH = (False, True)
 
 _ROWS: tuple[tuple[tuple[Any, ...], str], ...] = (
     ((1,), """
-        tensor-parallel-size pipeline-parallel-size prefill-context-parallel-size
+        pipeline-parallel-size prefill-context-parallel-size
         decode-context-parallel-size data-parallel-size-local nnodes cp-kv-cache-interleave-size
         dcp-kv-cache-interleave-size renderer-num-workers max-num-partial-prefills max-long-partial-prefills
         prefill-schedule-interval num-scheduler-steps speculative-draft-tensor-parallel-size

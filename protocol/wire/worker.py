@@ -39,14 +39,30 @@ def resolve(factory: str) -> Callable[[Path], Worker]:
 # To the worker.
 
 
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a model a process has."""
+
+    number: int
+    """The leader is 0."""
+    size: int
+    """Ranks of the model."""
+    address: str = ""
+    """Where the leader is met; empty for the leader itself."""
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Make a worker and load the model; answered by `Progress` messages, then `Loaded` or `Failed`."""
+    """Make a worker and load the model; answered by `Progress` messages, then `Loaded` or `Failed`.
+
+    The leader of several ranks says `Leading` first. The other ranks never say that they have loaded.
+    """
 
     factory: str
     folder: str
     config: EngineConfig
     first: WorkerReady | None = None
     """The report of the first worker, whose weights this one must have; None: it is the first."""
+    place: RankPlace | None = None
+    """None: the process has the whole model."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -89,6 +105,12 @@ ToWorker = Load | Launch | Execute | PrepareGuide | PrepareAdapter | ReleaseAdap
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
     progress: LoadProgress
+
+
+class Leading(msgspec.Struct, frozen=True, tag=True):
+    """The other ranks meet this one there."""
+
+    address: str
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -162,4 +184,4 @@ class AdapterPrepared(msgspec.Struct, frozen=True, tag=True):
     preparation: AdapterPreparation
 
 
-FromWorker = Progress | Loaded | Finished | Failed | Executed | Refused | GuidePrepared | AdapterPrepared
+FromWorker = Progress | Leading | Loaded | Finished | Failed | Executed | Refused | GuidePrepared | AdapterPrepared

@@ -276,7 +276,7 @@ def parse_value(flag: Flag, value: Any) -> Any:
             return _BOOLEANS[value.lower()]
         if flag.is_int:
             return human_int(value)
-        if isinstance(flag.default, float) or flag.name.endswith(("_interval", "_timeout")):
+        if isinstance(flag.default, float) or flag.name.endswith(("_interval", "_timeout", "_timeout_seconds")):
             return float(value)
     except (ValueError, KeyError):
         raise ConfigError(f"{flag.name}: {value!r} is not understood", param=flag.name) from None

@@ -78,6 +78,9 @@ async def serve(
     if engine_config.parallel.data_parallel_size > 1 and config.api_server_count:
         text = "api_server_count must be 0 with data_parallel_size above 1: this process speaks HTTP for all replicas"
         raise ConfigError(text, param="api_server_count")
+    if engine_config.parallel.data_parallel_size > 1 and engine_config.parallel.tensor_parallel_size > 1:
+        text = "data_parallel_size must be 1 with tensor_parallel_size above 1: replicas of several ranks are not there"
+        raise ConfigError(text, param="data_parallel_size")
     guard_of(config)
     tls_context(config)
     metrics_port(config)

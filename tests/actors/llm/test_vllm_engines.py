@@ -185,7 +185,7 @@ def test_prompts_have_vllms_keywords(make_engine: Any, model_folder: Path, fake_
         with pytest.raises(troupellm.InvalidRequest, match="priorities"):
             llm.generate("x", priority=[1, 2])
     with pytest.raises(troupellm.ConfigError, match="one server per device"):
-        LLM(model_folder, tensor_parallel_size=2)
+        LLM(model_folder, pipeline_parallel_size=2)
 
 
 def test_a_cache_salt_may_be_a_text_and_come_with_the_prompt(model_folder: Path, fake_worker: Any) -> None:

@@ -33,7 +33,8 @@ def test_a_value_that_says_how_it_is_anyway_changes_nothing(name: str, value: An
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tensor_parallel_size", 2), ("tensor_parallel_size", True + 1), ("enable_lora_bias", True), ("swap_space", 4),
+        ("pipeline_parallel_size", 2), ("pipeline_parallel_size", True + 1), ("enable_lora_bias", True),
+        ("swap_space", 4),
         ("compilation_config", 3), ("compilation_config", {"mode": 3}), ("compilation_config", {"mode": 0, "x": 1}),
         ("compilation_config", "{"), ("hf_overrides", {"a": 1}), ("distributed_executor_backend", "ray"),
         ("tokenizer_mode", "mistral"), ("cpu_offload_gb", 0.5), ("task", "embed"), ("trust_remote_code", "maybe"),

@@ -29,7 +29,10 @@ def read(file: Path) -> tuple[EngineConfig, ServerConfig]:
         ("hf_overrides = {a = 1}", "hf_overrides is known from vLLM but not supported here: a model is what its confi"),
         ("compilation_config.mode = 3", "compilation_config is known from vLLM but not supported here: nothing is com"),
         ("'compilation-config.mode' = 3", "compilation_config.mode is known from vLLM but not supported here: nothing"),
-        ("tensor_parallel_size = 2", "tensor_parallel_size is known from vLLM but not supported here: one engine dri"),
+        (
+            "pipeline_parallel_size = 2",
+            "pipeline_parallel_size is known from vLLM but not supported here: one engine dri",
+        ),
         ("enable_expert_parallel = true", "enable_expert_parallel is known from vLLM but not supported here: one engi"),
         (
             "guided_decoding_backend = 'xgrammar'",
@@ -54,7 +57,7 @@ def test_a_flag_of_vllm_in_the_file_is_answered_as_the_flag_is(
 
 def test_the_file_may_ask_for_the_one_device_that_there_is(tmp_path: Path) -> None:
     file = tmp_path / "troupe.toml"
-    file.write_text("tensor_parallel_size = 1\nport = 1\n[server]\npipeline-parallel-size = '1'\n")
+    file.write_text("nnodes = 1\nport = 1\n[server]\npipeline-parallel-size = '1'\n")
     assert read(file) == (EngineConfig(), ServerConfig(port=1))
 
 

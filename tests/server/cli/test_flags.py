@@ -193,11 +193,16 @@ def test_a_wrong_variable_is_named() -> None:
 
 def test_a_flag_of_vllm_says_what_to_use() -> None:
     with pytest.raises(ConfigError, match="known from vLLM but not supported here: .*one server per device"):
-        translate(["--tensor_parallel_size", "2"])
+        translate(["--pipeline_parallel_size", "2"])
 
 
 def test_the_one_device_that_there_is_may_be_asked_for() -> None:
-    assert translate(["-tp", "1", "--pipeline-parallel-size=1", "--port", "1"]) == ["--port", "1"]
+    assert translate(["-pp", "1", "--nnodes=1", "--port", "1"]) == ["--port", "1"]
+
+
+def test_the_ranks_of_a_model_have_vllms_flag() -> None:
+    engine, _ = parse("-tp", "2", "--distributed-timeout-seconds", "9")
+    assert (engine.parallel.tensor_parallel_size, engine.parallel.distributed_timeout_seconds) == (2, 9.0)
     with pytest.raises(ConfigError, match="one server per device"):
         translate(["-tp", "2"])
 

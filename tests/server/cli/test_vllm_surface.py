@@ -83,7 +83,7 @@ def test_a_yaml_file_is_read_and_the_command_line_counts_before_it(tmp_path: Pat
     file.write_text(
         "# as for vLLM\nmodel: m\nport: 12\nmax-model-len: 8k\nserved-model-name: [a, b]\n"
         "enable-prefix-caching: false\n"
-        "tensor-parallel-size: 1\nenable-lora: false\nquantization: null\nhf-overrides: {}\n"
+        "pipeline-parallel-size: 1\nenable-lora: false\nquantization: null\nhf-overrides: {}\n"
         "speculative-config:\n  method: ngram\n  num_speculative_tokens: 3\nallowed-origins: ['*']\n"
     )
     engine, server = parse("--config", str(file), "--port", "13")
@@ -108,7 +108,7 @@ def test_a_yaml_file_is_read_and_the_command_line_counts_before_it(tmp_path: Pat
         ("port: [1\n", "while parsing a flow sequence"),
         ("- 1\n", "must be a mapping of settings"),
         ("1: 2\n", "must be a mapping of settings"),
-        ("tensor-parallel-size: 2\n", "tensor_parallel_size is known from vLLM but not supported here: one engine"),
+        ("pipeline-parallel-size: 2\n", "pipeline_parallel_size is known from vLLM but not supported here: one engine"),
         ("port: 70000\n", "port: Expected `int` <= 65535"),
         ("max_num_sequences: 1\n", "unknown setting max_num_sequences; the closest one is max_num_seqs"),
         ("[" * 2000, ""),
@@ -157,7 +157,7 @@ def test_a_key_that_contradicts_another_one_is_refused() -> None:
         ("max-num-seqs", "--max-num-seqs", "--max-num-batched-tokens"),
         ("max_num", "--max-num-batched-tokens", "--port"),
         ("all", "--port", "\0"),
-        ("tensor-parallel-size", "one server per device", "usage"),
+        ("pipeline-parallel-size", "one server per device", "usage"),
         ("zzz", "no flag has 'zzz' in its name", "--port"),
     ],
 )

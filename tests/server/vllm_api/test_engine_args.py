@@ -77,10 +77,10 @@ def test_a_group_of_a_parser_takes_the_flags_too() -> None:
 
 
 def test_unsupported_engine_args_are_refused_when_the_configuration_is_made() -> None:
-    args = EngineArgs.from_cli_args(parsed("-tp", "2"))
-    with pytest.raises(ConfigError, match="^tensor_parallel_size is known from vLLM .*one server per device"):
+    args = EngineArgs.from_cli_args(parsed("-pp", "2"))
+    with pytest.raises(ConfigError, match="^pipeline_parallel_size is known from vLLM .*one server per device"):
         args.create_engine_config()
-    args.tensor_parallel_size, args.spec_tokens = 1, None
+    args.pipeline_parallel_size, args.spec_tokens = 1, None
     assert args.create_engine_config().model.model == "m"
     args.max_num_seqs = 0
     with pytest.raises(ConfigError, match="^max_num_seqs"):
