@@ -83,9 +83,9 @@ def total_of_groups(sums: Iterable[Tensor], scale: Tensor) -> Tensor:
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """a * b + c of float32 tensors, rounded once.
 
-    In float64 the product is exact, and the sum is off by `rest` (TwoSum, Knuth). Where `rest` is not 0, the last bit of
-    the sum is made odd on the side of the exact value, so that rounding to float32 rounds that value (Boldo and
-    Melquiond, "Emulation of FMA and Correctly Rounded Sums", 2008).
+    In float64 the product is exact, and the sum is off by `rest` (Knuth's TwoSum). Where it is off, the last bit of the
+    sum is made odd on the side of the exact value, so that rounding to float32 rounds that value (Boldo and Melquiond,
+    "Emulation of FMA and Correctly Rounded Sums", 2008).
     """
     product, addend = a.double() * b.double(), c.double()
     total = product + addend
