@@ -32,3 +32,11 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = x.abs().amax(dim=-1) / LARGEST_INT8
     values = torch.round(x / torch.where(scale > 0, scale, 1.0)[:, None])
     return values.to(torch.int8), scale
+
+
+def quantize_groups(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Each `size` inputs of rows `x` [rows, inputs] in eight bits, of which the last ones may be fewer: values int8
+    [rows, inputs] of -127 to 127, and scale float32 [rows, groups]."""
+    x = x.float()
+    parts = [quantize_rows(part) for part in x.split(size, 1)]
+    return torch.cat([values for values, _ in parts], 1), torch.stack([scale for _, scale in parts], 1)

@@ -3,9 +3,9 @@
 All `.cpp` files of this folder become one library. Beyond attention and products of a few rows, it computes all decoder
 layers of a step in one call (`kernels.decoder_layers`), float32 products (`kernels.linear`), those with int8 and other
 coded weights (`kernels.quantized`), masks and draws (`kernels.sampling`). Float32 products take any number of rows with
-tiles (AMX), 4,096 with AVX-512 where panels are small, else 64; int8 ones any number with tiles or AVX-512's VNNI, else
-32; those with blocks of GGUF files any number. The layers take any number where their products do, else 64. The library
-is optional. Torch does the work without a compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or
+tiles (AMX), 4,096 with AVX-512 where panels are small, else 64; int8 ones any number with AVX2, else 32; those with
+blocks of GGUF files any number. The layers take any number where their products do, else 64. The library is optional.
+Torch does the work without a compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or
 where an operation's result differs from its reference. It draws the same tokens from the same logits, up to the last
 bit of a logarithm.
 

@@ -31,12 +31,13 @@ struct FloatWeight {
     }
 };
 
-// A weight in eight bits as int8_linear.cpp reads it. `sums` (of each output's weights), `scale` and `bias` (or null)
-// have whole panels.
+constexpr int64_t kInputGroup = 128;  // inputs of products in eight bits that share a scale
+inline int64_t input_groups(int64_t padded) { return (padded + kInputGroup - 1) / kInputGroup; }
+
+// A weight in eight bits as int8_linear.cpp reads it. `scale` and `bias` (or null) have whole panels.
 struct Int8Weight {
     const int8_t* values;
     int64_t panel, padded, depth, outs;
-    const int32_t* sums;
     const float* scale;
     const float* bias;
 
@@ -48,15 +49,18 @@ struct Int8Weight {
     int64_t beside(int64_t unit) const { return (panel - unit * kLanes % panel) / kLanes; }
 };
 
-// Rows in eight bits with their scales. There is room for 32 at a time, since tiles are read as a whole.
+// Rows in eight bits. Each group of a row has a scale, and the number that the sums of its products begin with. There is
+// room for 32 rows at a time, since tiles are read as a whole.
 struct Quantized {
-    Memory<uint8_t> values{"rows in eight bits"};
-    Memory<float> scales{"scales of rows"};
+    Memory<int8_t> values{"rows in eight bits"};
+    Memory<float> scales{"scales of groups"};   // [rows, groups]
+    Memory<int32_t> starts{"starts of groups"};  // [rows, groups]
 
     // padded: numbers of a row, see `Int8Weight`.
     void fit(int64_t rows, int64_t padded) {
         values.grow((rows + 31) / 32 * 32 * padded);
-        scales.grow(rows);
+        scales.grow(rows * input_groups(padded));
+        starts.grow(rows * input_groups(padded));
     }
 };
 

@@ -1,14 +1,13 @@
-"""Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows without VNNI or tiles.
+"""Products with `Int8Channel` weights on a CPU: compiled ones, and torch's without compiled code.
 
-The weight is in memory once, as oneDNN packs it. For few rows the compiled product reads it at the speed of the memory,
-where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's products
-of eight bits (VNNI) or the processor's tiles (AMX) it takes any number of rows. There, operations before and after a
-product need no further pass over its inputs and outputs. All products are exact, so a row's result depends neither on
-the number of rows nor on the path.
+The weight is in memory once, in panels. For few rows the compiled product reads it at the speed of the memory, and it
+quantizes the inputs in the same call. With AVX2 it takes any number of rows; operations before and after a product then
+need no further pass over its inputs and outputs. The sums of a group of inputs are exact, and the totals of the groups
+are added in one order, so a row's result depends neither on the number of rows nor on the path.
 """
 
-import ctypes
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,26 +15,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels import cpp
-from troupellm.kernels.act_quant.reference import quantize_rows
+from troupellm.kernels.act_quant.reference import quantize_groups
 from troupellm.kernels.common.huge_pages import prefer_huge_pages
-from troupellm.kernels.common.onednn import padded_rows
 from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import require, rows_of
 from troupellm.kernels.quantized_linear.cpu_rows import CppRows, Functions
-from troupellm.kernels.quantized_linear.int8 import Int8Channel
+from troupellm.kernels.quantized_linear.int8 import INPUT_GROUP, Int8Channel, total_of_groups
 
 FEW_ROWS = 32
-"""Most rows of compiled products without VNNI or tiles: beyond, oneDNN is as fast."""
-FEW_WIDE_ROWS, WIDE = 16, 16384
-"""The same for weights with at least this many outputs, such as a head: oneDNN writes long rows faster."""
+"""Most rows of compiled products without AVX2: beyond, torch is as fast."""
 EXACT_DEPTH = 1024
 """Number of inputs whose eight-bit products float32 adds without rounding: 127 * 128 * 1024 is below 2^24."""
-ZERO = 128
-"""The zero of oneDNN's unsigned inputs."""
-PANELS = (64, 48, 32, 16)
-"""Outputs that are contiguous in oneDNN's layouts, where the compiled product can read them."""
+PANEL = 64
+"""Outputs that lie side by side."""
 INPUT_BLOCK = 64
 LANES = 16
+
+
+class Limits(NamedTuple):
+    """Of the compiled products on this machine."""
+
+    many_rows: int
+    """Most rows of a product; 0 without AVX2."""
+    zero: int
+    """What is added to the numbers of a weight."""
 
 
 class Int8FewRows(CppRows):
@@ -54,18 +57,11 @@ class Int8FewRows(CppRows):
     )
 
     def __init__(
-        self,
-        functions: Functions,
-        values: tuple[int, int],
-        panel: int,
-        weight: Int8Channel,
-        bias: Tensor | None,
-        held: Tensor,
+        self, functions: Functions, panels: Tensor, panel: int, weight: Int8Channel, bias: Tensor | None
     ) -> None:
         """
         Args:
-            values: their address, in panels, and how many bytes are there.
-            held: the memory that they lie in.
+            panels: the values as `in_panels` lays them.
 
         Raises:
             RefusedCall: less memory than the weight takes, or a bias of another size.
@@ -73,19 +69,23 @@ class Int8FewRows(CppRows):
         self.out_features, self.in_features = weight.shape
         depth = rounded_up(self.in_features, INPUT_BLOCK)
         whole = rounded_up(self.out_features, panel)
-        require(values[1] >= whole * depth, f"a weight of {values[1]} bytes, not {whole * depth}")
+        require(panels.nbytes == whole * depth, f"a weight of {panels.nbytes} bytes, not {whole * depth}")
         self.gates = self.out_features % (2 * LANES) == 0
-        self.most_rows = many_rows() or (FEW_ROWS if self.out_features < WIDE else FEW_WIDE_ROWS)
-        sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), whole), padded(weight.scale, whole)
+        self.most_rows = limits().many_rows or FEW_ROWS
+        scale = padded(weight.scale, whole)
         bias = None if bias is None else padded(bias.float(), whole)
-        self._functions, self._held = functions, (held, sums, scale, bias)
+        self._functions, self._held = functions, (panels, scale, bias)
         self._numbers = np.array(
-            [values[0], panel, depth, self.in_features, self.out_features, sums.data_ptr(),
-             scale.data_ptr(), 0 if bias is None else bias.data_ptr()],
+            [panels.data_ptr(), panel, depth, self.in_features, self.out_features, scale.data_ptr(),
+             0 if bias is None else bias.data_ptr()],
             dtype=np.int64,
         )  # fmt: skip
         self._pointer = self._numbers.ctypes.data
         self.part: tuple[int, int] | None = (1, self._pointer)
+
+    def values(self) -> Tensor:
+        """The values that the panels hold: int8 [out, in]; a copy."""
+        return from_panels(self._held[0], self.out_features, self.in_features)
 
 
 class Int8Product:
@@ -93,59 +93,42 @@ class Int8Product:
 
     def __init__(self, weight: Int8Channel, bias: Tensor | None) -> None:
         self._scale, self._bias = weight.scale, None if bias is None else bias.float()
-        self._zeros = torch.zeros(weight.shape[0], dtype=torch.int8)
-        self._values = weight.values
-        nothing = torch.empty(0, dtype=torch.int8)  # a part of the values would keep all of them in memory
-        self._packed: Tensor | None = None
-        self.native: Int8FewRows | None = None
-        functions = compiled() if weight.dtype == torch.float32 else None
-        if not onednn_works():
-            if functions is not None:
-                panels, self._values = in_panels(weight.values, PANELS[0]), nothing
-                self.native = Int8FewRows(functions, memory_of(panels), PANELS[0], weight, bias, panels)
-            return
-        self._packed, self._values = pack(weight.values), nothing
-        address, size = torch.ops.mkldnn.data_ptr(self._packed), torch.ops.mkldnn._nbytes(self._packed)
-        prefer_huge_pages(address, size)
-        panel = 0 if functions is None else panel_of(address, size, weight.values)
-        if functions is not None and panel:
-            self.native = Int8FewRows(functions, (address, size), panel, weight, bias, self._packed)
+        self._values: Tensor | None = weight.values
+        self._compiled: Int8FewRows | None = None
+        if (functions := compiled()) is not None:
+            panels = in_panels(weight.values, PANEL)
+            prefer_huge_pages(panels.data_ptr(), panels.nbytes)
+            self._compiled, self._values = Int8FewRows(functions, panels, PANEL, weight, bias), None
+        self.native = self._compiled if weight.dtype == torch.float32 else None
 
     def best_rows(self, rows: int) -> int:
         """As `kernels.linear.best_rows`."""
-        if self._packed is None:
-            return rows
-        return rows if self.native is not None and rows <= self.native.most_rows else padded_rows(rows)
+        return rows
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] to [rows, out_features], the type of `x`."""
-        rows = x.shape[0]
+        rows, few = x.shape[0], self._compiled
         if rows == 0:
             return x.new_empty(0, self._scale.shape[0])
-        if self._packed is None and self.native is not None:
-            return self.native.linear(x, None, 0.0, None, 1.0)
-        if self._packed is None:
-            values, row_scale = quantize_rows(x)
-            product = whole_sums(values, self._values).float() * self._scale
-        else:
-            missing = padded_rows(rows) - rows
-            values, row_scale = quantize_unsigned(functional.pad(x, (0, 0, 0, missing)) if missing else x)
-            product = onednn_product(values, self._packed, self._scale, self._zeros)
-        product.mul_(row_scale[:, None])
-        return (product if self._bias is None else product.add_(self._bias))[:rows].to(x.dtype)
-
-
-def memory_of(panels: Tensor) -> tuple[int, int]:
-    """The address and bytes of a tensor."""
-    return panels.data_ptr(), panels.nbytes
+        if few is not None and rows <= few.most_rows:
+            floats = x.float()
+            return few.linear(floats if floats.stride(-1) == 1 else floats.contiguous(), None, 0.0, None, 1.0).to(
+                x.dtype
+            )
+        values, input_scale = quantize_groups(x, INPUT_GROUP)
+        weight = few.values() if self._values is None and few is not None else self._values
+        assert weight is not None
+        pairs = zip(values.split(INPUT_GROUP, 1), weight.split(INPUT_GROUP, 1), strict=True)
+        product = total_of_groups((whole_sums(*pair) for pair in pairs), input_scale).mul_(self._scale)
+        return (product if self._bias is None else product.add_(self._bias)).to(x.dtype)
 
 
 def whole_sums(values: Tensor, weight: Tensor) -> Tensor:
     """Products of int8 [rows, in] and int8 [out, in]: int32 [rows, out], exact."""
     if int_mm_is_exact():
         return torch._int_mm(values, weight.t())
-    parts = zip(*(torch.split(both, EXACT_DEPTH, 1) for both in (values, weight)), strict=True)
-    return torch.stack([(some.float() @ part.float().t()).int() for some, part in parts]).sum(0, dtype=torch.int32)
+    require(values.shape[1] <= EXACT_DEPTH, f"{values.shape[1]} inputs of a group, not up to {EXACT_DEPTH}")
+    return (values.float() @ weight.float().t()).int()
 
 
 @functools.cache
@@ -153,66 +136,41 @@ def int_mm_is_exact() -> bool:
     """True if torch's own product is exact. On processors with AVX2 and without VNNI, oneDNN adds pairs in 16 bits,
     which silently cuts off large ones."""
     weight, x = _small_case()
-    values, _ = quantize_rows(x)
+    values, _ = quantize_groups(x, INPUT_GROUP)
     wanted = values.double() @ weight.values.double().t()
     return torch.equal(torch._int_mm(values, weight.values.t()).double(), wanted)
 
 
-def pack(values: Tensor) -> Tensor:
-    """Values int8 [out, in] in oneDNN's own layout (an opaque tensor)."""
-    packed: Tensor = torch.ops.onednn.qlinear_prepack(values, None)
-    return packed
-
-
-def onednn_product(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """Inputs uint8 [rows, in] around 128 times a packed weight, times `scale` [out]: float32 [rows, out]."""
-    product: Tensor = torch.ops.onednn.qlinear_pointwise(
-        values, 1.0, ZERO, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-    return product
-
-
-def quantize_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `quantize_rows`, with 128 added: uint8 [rows, size] and float32 [rows]."""
+def quantized_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `quantize_groups`, compiled where that is possible: int8 [rows, size] and float32 [rows, groups]."""
     quantize = row_quantizer()
     if quantize is None:
-        values, scale = quantize_rows(x)
-        return (values.to(torch.int16) + ZERO).to(torch.uint8), scale
+        return quantize_groups(x, INPUT_GROUP)
     x = x.float()
     x = x if x.stride(-1) == 1 else x.contiguous()
     rows, size = x.shape
     stride = rows_of("x", x, size)[1]
-    unsigned, scale = guard.empty("values", rows, size, dtype=torch.uint8), guard.empty("scales", rows)
-    quantize(
-        x.data_ptr(),
-        stride,
-        rows,
-        size,
-        unsigned.data_ptr(),
-        size,
-        scale.data_ptr(),
-        ZERO,
-        torch.get_num_threads(),
-    )
-    return unsigned, scale
-
-
-def panel_of(address: int, size: int, values: Tensor) -> int:
-    """The number of outputs that are contiguous in a packed weight; 0 if its layout is another one."""
-    raw = torch.frombuffer((ctypes.c_int8 * size).from_address(address), dtype=torch.int8)
-    for panel in PANELS:
-        wanted = in_panels(values, panel)
-        if wanted.numel() <= size and torch.equal(raw[: wanted.numel()], wanted.view(-1)):
-            return panel
-    return 0
+    values = guard.empty("values", rows, size, dtype=torch.int8)
+    scale = guard.empty("scales", rows, -(-size // INPUT_GROUP))
+    quantize(x.data_ptr(), stride, rows, size, values.data_ptr(), size, scale.data_ptr(), torch.get_num_threads())
+    return values, scale
 
 
 def in_panels(values: Tensor, panel: int) -> Tensor:
-    """Values [out, in] as the compiled product reads them: [panels, in / 4, panel, 4], padded with zeros."""
+    """Values [out, in] as the compiled product reads them: [panels, in / 4, panel, 4], padded with zeros. Processors
+    with VNNI take them without a sign, 128 higher, which flips their highest bit."""
     outs, depth = values.shape
     whole = values.new_zeros(rounded_up(outs, panel), rounded_up(depth, INPUT_BLOCK))
     whole[:outs, :depth] = values
-    return whole.view(-1, panel, whole.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    panels = whole.view(-1, panel, whole.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    return panels.bitwise_xor_(-128) if limits().zero else panels
+
+
+def from_panels(panels: Tensor, outs: int, depth: int) -> Tensor:
+    """The values [out, in] that `in_panels` laid; a copy."""
+    _, fours, panel, _ = panels.shape
+    values = panels.transpose(1, 2).reshape(-1, panel, 4 * fours).flatten(0, 1)[:outs, :depth]
+    return values ^ -128 if limits().zero else values
 
 
 def rounded_up(number: int, step: int) -> int:
@@ -225,50 +183,30 @@ def padded(vector: Tensor, size: int) -> Tensor:
 
 
 @functools.cache
-def onednn_works() -> bool:
-    """True if torch's private operators exist and return the right result."""
-    weight, x = _small_case()
-    try:
-        values, scale = quantize_unsigned(x)
-        product = onednn_product(values, pack(weight.values), weight.scale, torch.zeros(17, dtype=torch.int8))
-        torch.ops.mkldnn.data_ptr(pack(weight.values))
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
-        return False
-    return torch.allclose(product * scale[:, None], weight.product(x), rtol=1e-6)
-
-
-@functools.cache
 def row_quantizer() -> cpp.Function | None:
-    """Compiled `quantize_unsigned`, or None where it is not there or wrong."""
+    """Compiled `quantize_groups`, or None where it is not there or wrong."""
     library = cpp.load()
     if library is None:
         return None
-    function = library.function("int8_quantize", "piiipipii")
-    _, x = _small_case()
-    got, got_scale = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0], dtype=torch.float32)
+    function = library.function("int8_quantize", "piiipipi")
+    x = torch.randn(3, 2 * INPUT_GROUP + 33, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    values, scale = quantize_groups(x, INPUT_GROUP)
+    got, got_scale = torch.empty_like(values), torch.empty_like(scale)
     function(
-        x.data_ptr(),
-        x.stride(0),
-        *x.shape,
-        got.data_ptr(),
-        x.shape[1],
-        got_scale.data_ptr(),
-        ZERO,
-        torch.get_num_threads(),
+        x.data_ptr(), x.stride(0), *x.shape, got.data_ptr(), x.shape[1], got_scale.data_ptr(), torch.get_num_threads()
     )
-    values, scale = quantize_rows(x)
-    right = torch.equal(got, (values.int() + ZERO).byte()) and torch.equal(got_scale, scale)
-    return cpp.checked(function, right, "int8 inputs")
+    return cpp.checked(function, torch.equal(got, values) and torch.equal(got_scale, scale), "int8 inputs")
 
 
 @functools.cache
-def many_rows() -> int:
-    """Most rows of compiled products of any weight; 0 without VNNI of AVX-512 and without tiles."""
+def limits() -> Limits:
+    """The limits of compiled products of any weight."""
     library = cpp.load()
-    rows = np.zeros(1, dtype=np.int64)
+    numbers = np.zeros(3, dtype=np.int64)
     if library is not None:
-        library.function("int8_many_rows", "p")(rows.ctypes.data)
-    return int(rows[0])
+        library.function("int8_limits", "p")(numbers.ctypes.data)
+        require(numbers[2] == INPUT_GROUP, f"compiled groups of {numbers[2]} inputs, not {INPUT_GROUP}")
+    return Limits(int(numbers[0]), int(numbers[1]))
 
 
 @functools.cache
@@ -287,17 +225,17 @@ def compiled() -> Functions | None:
 
 def _agrees(functions: Functions, rows: int) -> bool:
     generator = torch.Generator().manual_seed(1)
-    values = torch.randint(-128, 128, (96, 33), generator=generator, dtype=torch.int8)
+    depth = INPUT_GROUP + 33
+    values = torch.randint(-128, 128, (96, depth), generator=generator, dtype=torch.int8)
     weight = Int8Channel(values, torch.rand(96, generator=generator, dtype=torch.float32) / 1000)
     x, bias, residual = (
-        torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ((rows, 33), (96,), (rows, 96))
+        torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ((rows, depth), (96,), (rows, 96))
     )
-    norm = torch.rand(33, generator=generator, dtype=torch.float32)
-    panels = in_panels(values, 64)
-    few = Int8FewRows(functions, memory_of(panels), 64, weight, bias, panels)
+    norm = torch.rand(depth, generator=generator, dtype=torch.float32)
+    few = Int8FewRows(functions, in_panels(values, PANEL), PANEL, weight, bias)
     few.most_rows = max(few.most_rows, rows)
     plain = weight.product(x, bias)
-    normed = weight.product(functional.rms_norm(x, (33,), norm, 1e-5), bias)
+    normed = weight.product(functional.rms_norm(x, (depth,), norm, 1e-5), bias)
     gate, up = normed.chunk(2, dim=-1)
     found = (
         (few.linear(x, None, 0.0, residual.clone(), 0.5), residual + 0.5 * plain, 1e-4),

@@ -1,21 +1,25 @@
 """Eight bits per weight, one scale per output channel, and inputs in eight bits too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from troupellm.kernels.act_quant.reference import quantize_rows
+from troupellm.kernels.act_quant.reference import quantize_groups, quantize_rows
 from troupellm.kernels.quantized_linear.base import QuantizedWeight, require, require_same
 from troupellm.kernels.quantized_linear.outline import Outline
 
+INPUT_GROUP = 128
+"""Inputs that share a scale on a CPU."""
+
 
 class Int8Channel(QuantizedWeight):
-    """w = values * scale; inputs are quantized per token, and products summed in whole numbers.
+    """w = values * scale; inputs are quantized in groups of a token's, and products summed in whole numbers.
 
-    An input row x becomes round(x / s) with s = max|x| / 127 (ties to even), and
-    out = ((sum(values * round(x / s)) * scale) * s) + bias, each step rounded to float32.
+    On a CPU a group is `INPUT_GROUP` inputs x, which become round(x / s) with s = max|x| / 127 (ties to even). From the
+    first group to the last, total = total + sum(values * round(x / s)) * s, and out = (total * scale) + bias, each step
+    rounded to float32. On a GPU all inputs of a row are one group.
 
     Attributes:
         values: int8 [out_features, in_features].
@@ -56,8 +60,38 @@ class Int8Channel(QuantizedWeight):
         return self.values, self.scale
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        inputs, scale = quantize_rows(x)
+        return self.grouped_product(x, bias, INPUT_GROUP if x.device.type == "cpu" else x.shape[1])
+
+    def grouped_product(self, x: Tensor, bias: Tensor | None, group: int) -> Tensor:
+        """`product` with `group` inputs for each scale of the inputs."""
+        inputs, scale = quantize_groups(x, group)
+        pairs = zip(inputs.double().split(group, 1), self.values.double().split(group, 1), strict=True)
         # Sums stay below 2**53, so that float64 holds them exactly.
-        sums = inputs.double() @ self.values.double().t()
-        out = sums.float() * self.scale * scale[:, None]
+        out = total_of_groups((some @ part.t() for some, part in pairs), scale) * self.scale
         return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def total_of_groups(sums: Iterable[Tensor], scale: Tensor) -> Tensor:
+    """Add up exact sums of groups [rows, out], each times its column of `scale` [rows, groups], in order: float32.
+    Each addition rounds once, as a fused multiply and add does."""
+    total = torch.zeros((), dtype=torch.float32, device=scale.device)
+    for number, of_group in enumerate(sums):
+        total = fused(of_group.float(), scale[:, number, None], total)
+    return total
+
+
+def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c of float32 tensors, rounded once.
+
+    In float64 the product is exact, and the sum is off by `rest` (Knuth's TwoSum). Where it is off, the last bit of the
+    sum is made odd on the side of the exact value, so that rounding to float32 rounds that value (Boldo and Melquiond,
+    "Emulation of FMA and Correctly Rounded Sums", 2008).
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    virtual = total - product
+    rest = (product - (total - virtual)) + (addend - virtual)
+    even = (total.view(torch.int64) & 1) == 0
+    toward = torch.where(rest > 0, torch.inf, -torch.inf).to(total)
+    moved = torch.where((rest != 0) & even & total.isfinite(), torch.nextafter(total, toward), total)
+    return moved.float()

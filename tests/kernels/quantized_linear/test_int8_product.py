@@ -1,5 +1,6 @@
 """Eight-bit products on a CPU: every path gives the definition's numbers, to the bit."""
 
+from fractions import Fraction
 from itertools import product
 
 import pytest
@@ -7,9 +8,12 @@ import torch
 from torch.nn import functional
 
 from troupellm.kernels import cpp
+from troupellm.kernels.act_quant.reference import quantize_groups
 from troupellm.kernels.linear import PackedLinear, best_rows, gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized_linear import Int8Channel, cpu_int8
+from troupellm.kernels.quantized_linear.int8 import INPUT_GROUP, fused
 
+PANELS = (64, 48, 32, 16)
 SHAPES = ((17, 33), (48, 100), (80, 64), (864, 288), (16, 2100))
 
 
@@ -31,13 +35,11 @@ def saturating(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return pairs.sum(1, dtype=torch.int32) - 128 * weight.sum(0, dtype=torch.int32)
 
 
-@pytest.fixture(params=["all", "without compiled code", "without oneDNN", "torch alone", "AVX2 alone"])
+@pytest.fixture(params=["all", "torch alone", "AVX2 alone"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param in ("without compiled code", "torch alone", "AVX2 alone"):
+    if request.param in ("torch alone", "AVX2 alone"):
         monkeypatch.setattr(cpu_int8, "compiled", lambda: None)
         monkeypatch.setattr(cpu_int8, "row_quantizer", lambda: None)
-    if request.param in ("without oneDNN", "torch alone", "AVX2 alone"):
-        monkeypatch.setattr(cpu_int8, "onednn_works", lambda: False)
     if request.param == "AVX2 alone":
         monkeypatch.setattr(torch, "_int_mm", saturating)
         monkeypatch.setattr(cpu_int8, "int_mm_is_exact", cpu_int8.int_mm_is_exact.__wrapped__)
@@ -95,17 +97,37 @@ def test_a_row_that_is_not_a_number_spoils_itself_alone(path: str) -> None:
 def test_the_weight_is_in_memory_once() -> None:
     packed = pack(make(1024, 1024)).fast
     assert isinstance(packed, cpu_int8.Int8Product)
-    if packed._packed is not None:
-        assert packed._values.numel() == 0
+    assert (packed._values is None) == (packed._compiled is not None)
 
 
-def test_layouts_that_are_not_known_are_found_out() -> None:
-    weight = make(48, 100)
-    for panel in cpu_int8.PANELS:
-        laid = cpu_int8.in_panels(weight.values, panel)
-        assert cpu_int8.panel_of(laid.data_ptr(), laid.numel(), weight.values) == panel
-    other = torch.zeros(64 * 128, dtype=torch.int8)
-    assert cpu_int8.panel_of(other.data_ptr(), other.numel(), weight.values) == 0
+@pytest.mark.parametrize("panel", PANELS)
+def test_the_values_can_be_read_from_panels(panel: int) -> None:
+    values = make(49, 101).values
+    assert torch.equal(cpu_int8.from_panels(cpu_int8.in_panels(values, panel), 49, 101), values)
+
+
+def test_torch_multiplies_many_rows_where_compiled_code_takes_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    if cpu_int8.compiled() is None:
+        pytest.skip("no compiled code")
+    few = cpu_int8.limits()._replace(many_rows=0)
+    monkeypatch.setattr(cpu_int8, "limits", lambda: few)
+    weight, bias, x = make(80, 300), torch.randn(80), inputs(cpu_int8.FEW_ROWS + 1, 300)
+    packed = pack(weight, bias)
+    assert not packed.takes(x.shape[0])
+    assert torch.equal(linear(x, packed), weight.product(x, bias))
+
+
+def test_an_outlier_costs_its_own_group_of_inputs_alone() -> None:
+    """An input of 1,000 makes others of its group 0 that are near 1; with one scale for the row, all of them."""
+    weight, x = make(32, 3 * INPUT_GROUP), inputs(7, 3 * INPUT_GROUP)
+    x[:, :INPUT_GROUP] = 0.0
+    x[:, 5] = 1000.0
+    small = functional.linear(x[:, INPUT_GROUP:], weight.dequantize()[:, INPUT_GROUP:])
+    large = 1000.0 * weight.dequantize()[:, 5]
+    found = linear(x, pack(weight)) - large
+    by_row = weight.grouped_product(x, None, x.shape[1]) - large
+    assert float((found - small).norm()) < 0.02 * float(small.norm())
+    assert float((by_row - small).norm()) > 0.5 * float(small.norm())
 
 
 RAGGED_ROWS = (1, 2, 6, 7, 15, 16, 17, 31, 33, 47, 64, 65, 200, 1030)
@@ -118,12 +140,12 @@ def in_panels_of(weight: Int8Channel, bias: torch.Tensor | None, panel: int) -> 
         pytest.skip("no compiled code")
     assert functions is not None, "it differs from its reference"
     packed, panels = pack(weight, bias), cpu_int8.in_panels(weight.values, panel)
-    packed.native = cpu_int8.Int8FewRows(functions, cpu_int8.memory_of(panels), panel, weight, bias, panels)
+    packed.native = cpu_int8.Int8FewRows(functions, panels, panel, weight, bias)
     packed.native.most_rows = max(RAGGED_ROWS)
     return packed
 
 
-@pytest.mark.parametrize("panel", cpu_int8.PANELS)
+@pytest.mark.parametrize("panel", PANELS)
 @pytest.mark.parametrize(("outs", "depth"), [(33, 100), (200, 64), (560, 300)])
 def test_any_number_of_rows_in_all_layouts(outs: int, depth: int, panel: int) -> None:
     weight, bias = make(outs, depth), torch.randn(outs)
@@ -137,7 +159,7 @@ def test_any_number_of_rows_in_all_layouts(outs: int, depth: int, panel: int) ->
         torch.testing.assert_close(total, residual + 0.5 * weight.product(x, bias))
 
 
-@pytest.mark.parametrize("panel", cpu_int8.PANELS)
+@pytest.mark.parametrize("panel", PANELS)
 @pytest.mark.parametrize("outs", [96, 224])
 def test_a_row_is_the_same_alone_and_among_any_number(outs: int, panel: int) -> None:
     """With all that comes before a product and behind it, and with any number of threads."""
@@ -179,9 +201,9 @@ def test_inputs_of_all_sizes_are_rounded_as_by_a_division(size: float) -> None:
     """Halves and what is next to them most of all."""
     halves = torch.arange(-254, 255, dtype=torch.float32) / 254
     x = torch.stack([halves, halves.nextafter(torch.tensor(2.0)), halves.nextafter(torch.tensor(-2.0))]) * size
-    values, scale = cpu_int8.quantize_unsigned(x)
-    expected, expected_scale = cpu_int8.quantize_rows(x)
-    assert torch.equal(values.int() - cpu_int8.ZERO, expected.int())
+    values, scale = cpu_int8.quantized_inputs(x)
+    expected, expected_scale = quantize_groups(x, INPUT_GROUP)
+    assert torch.equal(values, expected)
     assert torch.equal(scale, expected_scale)
 
 
@@ -197,4 +219,19 @@ def test_with_tiles_all_rows_are_taken() -> None:
     weight = make(48, 100)
     compiled = pack(weight).native
     if compiled is not None:
-        assert compiled.most_rows == (cpu_int8.many_rows() or cpu_int8.FEW_ROWS)
+        assert compiled.most_rows == (cpu_int8.limits().many_rows or cpu_int8.FEW_ROWS)
+
+
+def test_the_reference_rounds_a_product_and_its_addition_once() -> None:
+    """Beside exact fractions: sums that lie next to the middle between two numbers of float32 most of all."""
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randint(-(2**23), 2**23, (4000,), generator=generator).float()
+    b = torch.randn(4000, generator=generator) * 1e-3
+    c = (torch.randn(4000, generator=generator) * 2.0 ** torch.randint(-20, 24, (4000,), generator=generator)).float()
+    a[:2000], b[:2000] = 2.0**-24, 1.0 + 2.0 ** -torch.randint(1, 24, (2000,), generator=generator).float()
+    c[:2000] = 1.0 + torch.randint(0, 2**20, (2000,), generator=generator) * 2.0**-23
+    found = fused(a, b, c)
+    for one, x, y, z in zip(*(part.tolist() for part in (found, a, b, c)), strict=True):
+        exact, got = Fraction(x) * Fraction(y) + Fraction(z), torch.tensor(one)
+        beside = [float(got.nextafter(torch.tensor(side))) for side in (torch.inf, -torch.inf)]
+        assert all(abs(Fraction(one) - exact) <= abs(Fraction(other) - exact) for other in beside)

@@ -83,9 +83,8 @@ def coded_with(**changes: object) -> Call:
 def int8_of(size: int) -> object:
     weight, functions = Int8Channel.quantize(floats(random(), OUTS, DEPTH)), cpu_int8.compiled()
     assert functions is not None
-    panels = cpu_int8.in_panels(weight.values, 64)
-    memory = panels.data_ptr(), size
-    return cpu_int8.Int8FewRows(functions, memory, 64, weight, None, panels)
+    panels = cpu_int8.in_panels(weight.values, 64).flatten()[:size]
+    return cpu_int8.Int8FewRows(functions, panels, 64, weight, None)
 
 
 WEIGHTS: dict[str, tuple[Call, str]] = {

@@ -15,7 +15,7 @@ from troupellm.kernels.sampling import cpu as sampling
 
 REMEMBERED = (
     cpp.load, products.load, attention.load, layers.load, cpu_int8.compiled, cpu_int8.row_quantizer,
-    cpu_int8.many_rows, cpu_packed.load, cpu_blocks.load, sampling.compiled,
+    cpu_int8.limits, cpu_packed.load, cpu_blocks.load, sampling.compiled,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.act_quant.reference import quantize_rows, rounded_groups
+from troupellm.kernels.act_quant.reference import quantize_groups, rounded_groups
 from troupellm.kernels.linear import PackedLinear, pack
 from troupellm.kernels.linear.cpu import CppWeight
 from troupellm.kernels.low_rank.native import low_rank_native
@@ -29,6 +29,7 @@ from troupellm.kernels.quantized_linear import (
 from troupellm.kernels.quantized_linear.cpu_rows import CppRows
 from troupellm.kernels.quantized_linear.gguf import LARGEST, PACKED_BYTES, InputBits
 from troupellm.kernels.quantized_linear.grouped import Int8WeightOnly
+from troupellm.kernels.quantized_linear.int8 import INPUT_GROUP
 from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.adjust import unpacked
@@ -80,7 +81,7 @@ def float_weight(random: Random) -> Weight:
 
 
 def int8_weight(random: Random) -> Weight:
-    outs, depth = (int(size) for size in random.integers(1, 200, 2))
+    outs, depth = (int(size) for size in random.integers(1, (200, 400)))
     outs = outs // 32 * 32 or outs if random.random() < 0.5 else outs
     weight = Int8Channel.quantize(floats(random, outs, depth))
     bias = floats(random, outs) if random.random() < 0.5 else None
@@ -178,9 +179,9 @@ def decoded(random: Random, weight: Weight) -> None:
 def quantized_rows(random: Random) -> None:
     rows, size = int(random.integers(0, MOST_ROWS + 1)), int(random.integers(1, 300))
     x = apart(random, floats(random, rows, size))
-    values, scale = cpu_int8.quantize_unsigned(x)
-    wanted, wanted_scale = quantize_rows(x)
-    assert torch.equal(values.int() - cpu_int8.ZERO, wanted.int())
+    values, scale = cpu_int8.quantized_inputs(x)
+    wanted, wanted_scale = quantize_groups(x, INPUT_GROUP)
+    assert torch.equal(values, wanted)
     assert torch.equal(scale, wanted_scale)
 
 

@@ -42,7 +42,7 @@ def test_int8_inputs_and_weights(rows: int, depth: int, width: int, biased: bool
     weight = Int8Channel.quantize(plain)
     product = gpu_product(weight, bias if biased else None)
     assert isinstance(product, EightBitProduct)
-    expected = weight.product(x, bias if biased else None)
+    expected = weight.grouped_product(x, bias if biased else None, depth)
     torch.testing.assert_close(product(between_nan(x)), expected, atol=1e-5, rtol=1e-5)
 
 
