@@ -24,6 +24,7 @@ from troupellm.models.batch.spans import NO_SPANS, Spans, last_places
 from troupellm.models.batch.step_result import Histories, step_result
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.media.encoder_cache import EncoderCache
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
 from troupellm.models.runner.step import Step
@@ -74,6 +75,8 @@ class Stages:
         """
         self.decoder, self.cache, self.rows, self.sampler, self.pooler = decoder, cache, rows, sampler, pooler
         self.poison, self.guides, self.speculator, self.adapters = poison, guides, speculator, adapters
+        self.media: EncoderCache | None = None
+        """Embeddings of images; None where none is encoded."""
         self._asynchronous = asynchronous
         self._device = cache.storage.device
         self._to_device = partial(to_device, device=self._device)
@@ -92,6 +95,10 @@ class Stages:
             if self.adapters is None or not self.adapters.fill(given.slot, given.digest):
                 text = f"adapter {given.digest[:16]} is not prepared for slot {given.slot}"
                 raise PlanError(f"step {plan.step}: {text}")
+        if plan.encode or plan.forgotten:
+            if self.media is None:
+                raise PlanError(f"step {plan.step}: this worker encodes no images")
+            self.media.apply(plan)
         for new in plan.new_rows:
             self._add(new)
         if plan.forks:
@@ -109,6 +116,8 @@ class Stages:
             self.cache.states.copy(plan.states)
         if plan.copies:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
+        if self.rows.media:
+            self.rows.pass_media(plan)
 
     def spans(self, plan: StepPlan, begin: float) -> Step:
         """The step of a plan that was applied: the positions of each row, drafts among them.
@@ -284,6 +293,11 @@ class Stages:
                 part = given[start : start + count]
                 places.append(torch.arange(begin, begin + part.shape[0]))
                 values.append(part)
+            for span in self.rows.media.get(slot, ()):
+                first, end = max(span.start, start), min(span.end, start + count)
+                if first < end and self.media is not None:
+                    places.append(torch.arange(begin + first - start, begin + end - start))
+                    values.append(self.media.part(span, first, end))
             begin += count
         return (torch.cat(places), torch.cat(values)) if places else None
 

@@ -15,7 +15,7 @@ from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResul
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frames import Hello
 
-LINK_VERSION = 6
+LINK_VERSION = 7
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
 MODEL_WORKER = "troupellm.models.worker.worker:ModelWorker"
