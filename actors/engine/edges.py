@@ -32,9 +32,8 @@ def edges(config: EngineConfig, *, sees: bool = False) -> tuple[Edge, ...]:
     ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest, ResetPrefixCache, HaltPlanning, ResumePlanning),
     adapters and scheduler to each other (AdapterLoaded; ServeAdapter, DropAdapter), outbox to adapters (AbortRequest),
     worker to scheduler (WorkerLost, WorkerBack, WorkerAsleep), scheduler and watchdog to worker (RestartWorker), engine
-    to worker (CommandWorker, while nothing is planned), intake and guide to
-    scheduler (AbortRequest), outbox and engine to guide and media (AbortRequest), scheduler to guide (BuildGuide), guide to
-    scheduler (GuideBuilt).
+    to worker (CommandWorker, while nothing is planned), intake and guide to scheduler (AbortRequest), outbox and engine
+    to guide and media (AbortRequest), scheduler to guide (BuildGuide), guide to scheduler (GuideBuilt).
 
     An API server process stands beside "engine": its requests come in by the same edge, after a place
     was taken for each; what goes to it merges in each request's outbox while much waits in its socket.

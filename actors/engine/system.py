@@ -141,17 +141,8 @@ class System:
         watches = boxes.watchdog, boxes.stalls
         library = () if self.adapters is None else (self.adapters,)
         images = () if self.media is None else (self.media,)
-        return (
-            *watches,
-            *images,
-            *library,
-            self.intake,
-            self.guide,
-            self.scheduler,
-            self.worker,
-            self.output,
-            self.metrics,
-        )
+        front = *watches, *images, *library, self.intake, self.guide
+        return *front, self.scheduler, self.worker, self.output, self.metrics
 
     def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
         mailboxes = [box for box in self._stages if box not in (self._boxes.watchdog, self._boxes.stalls)]

@@ -32,7 +32,7 @@ class MediaTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data: bytes
 
 
-class MediaItem(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True, weakref=True):
+class MediaItem(msgspec.Struct, frozen=True, array_like=True, kw_only=True, weakref=True):
     """A prepared image: what its encoder reads."""
 
     digest: bytes

@@ -12,6 +12,8 @@ from troupellm.protocol.messages.media import MediaSource
 IMAGE_PART: Final = {"type": "image"}
 """Stands for an image in a message that a chat template reads."""
 KINDS: Final = ("image_url", "input_image")
+PLACE: Final = "\0field"
+"""Key of a part that another API's reader has made: the place that errors name."""
 _DATA = re.compile(r"data:(?P<kind>[^;,]*)(?P<options>(;[^;,]*)*),", re.IGNORECASE)
 
 
@@ -29,7 +31,7 @@ def image_source(part: Mapping[str, Any], field: str) -> MediaSource:
     Raises:
         InvalidRequest: it has no URL, or a data: URL that is broken or no image.
     """
-    given = part.get("image_url")
+    given, field = part.get("image_url"), part.get(PLACE, field)
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str) or not url:
         raise InvalidRequest(f"{field} must have an image_url with a url", param=field)
