@@ -110,6 +110,8 @@ def count_tokens(
 def _text(prompt: TextPrompt | ChatPrompt, template: ChatTemplate) -> tuple[str, bool]:
     """The text to tokenize, and whether special tokens go around it."""
     if isinstance(prompt, ChatPrompt):
+        if prompt.media:
+            raise InvalidRequest("the tokens of images are not counted yet", param="messages")
         return rendered(prompt, template), False
     if not isinstance(prompt.text, str):
         raise InvalidRequest("prompt must be text", param=prompt_field(prompt), code="invalid_type")

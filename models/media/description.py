@@ -22,7 +22,8 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigReader], MediaFamily]]] = {
 }
 """By architecture."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-EXTRA = "a model that sees images needs the extra troupellm[vision] to take them"
+INSTALL = 'pip install -e ".[vision]" in a clone of troupellm'
+EXTRA = f"models that see images need pillow and transformers to take them: {INSTALL}"
 _PACKAGES = ("transformers", "PIL")
 
 

@@ -1,14 +1,14 @@
 """Embeddings of encoded images, kept as the plans say: the scheduler knows at every time what is here."""
 
+from collections.abc import Iterable, Iterator
+
+import torch
 from torch import Tensor
 
+from troupellm.models.batch.row_table import PlanError
 from troupellm.models.media.tower import Tower
 from troupellm.protocol.messages.media import MediaSpan
 from troupellm.protocol.messages.worker import StepPlan
-
-
-class MissingMedia(RuntimeError):
-    """A plan names embeddings that no plan has had made: a fault of the scheduler."""
 
 
 class EncoderCache:
@@ -25,14 +25,30 @@ class EncoderCache:
         for item in plan.encode:
             self._vectors[item.digest] = self._tower.encode(item)
 
-    def part(self, span: MediaSpan, begin: int, end: int) -> Tensor:
-        """The embeddings [end - begin, hidden] of positions of a prompt within a span.
+    def within(self, spans: Iterable[MediaSpan], start: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The positions [places] of a prompt that lie in its spans, counted from `start` on, and their embeddings
+        [places, hidden].
 
         Raises:
-            MissingMedia: the item is not here.
+            PlanError: no plan has had an item encoded.
         """
-        vectors = self._vectors.get(span.digest)
-        if vectors is None:
-            raise MissingMedia(f"an image of {span.count} positions was not encoded")
-        first = span.first - span.start
-        return vectors[first + begin : first + end]
+        for span in spans:
+            begin, end = max(span.start, start), min(span.end, start + count)
+            if begin >= end:
+                continue
+            vectors = self._vectors.get(span.digest)
+            if vectors is None:
+                raise PlanError(f"an image of {span.count} positions was not encoded")
+            first = span.first - span.start
+            yield torch.arange(begin - start, end - start), vectors[first + begin : first + end]
+
+
+def apply_media(cache: EncoderCache | None, plan: StepPlan) -> None:
+    """As `EncoderCache.apply`.
+
+    Raises:
+        PlanError: the plan has images, and this worker has no encoder.
+    """
+    if cache is None:
+        raise PlanError(f"step {plan.step}: this worker encodes no images")
+    cache.apply(plan)

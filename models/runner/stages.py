@@ -24,7 +24,7 @@ from troupellm.models.batch.spans import NO_SPANS, Spans, last_places
 from troupellm.models.batch.step_result import Histories, step_result
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.media.encoder_cache import EncoderCache
+from troupellm.models.media.encoder_cache import EncoderCache, apply_media
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
 from troupellm.models.runner.step import Step
@@ -75,8 +75,7 @@ class Stages:
         """
         self.decoder, self.cache, self.rows, self.sampler, self.pooler = decoder, cache, rows, sampler, pooler
         self.poison, self.guides, self.speculator, self.adapters = poison, guides, speculator, adapters
-        self.media: EncoderCache | None = None
-        """Embeddings of images; None where none is encoded."""
+        self.media: EncoderCache | None = None  # where images are encoded
         self._asynchronous = asynchronous
         self._device = cache.storage.device
         self._to_device = partial(to_device, device=self._device)
@@ -96,9 +95,7 @@ class Stages:
                 text = f"adapter {given.digest[:16]} is not prepared for slot {given.slot}"
                 raise PlanError(f"step {plan.step}: {text}")
         if plan.encode or plan.forgotten:
-            if self.media is None:
-                raise PlanError(f"step {plan.step}: this worker encodes no images")
-            self.media.apply(plan)
+            apply_media(self.media, plan)
         for new in plan.new_rows:
             self._add(new)
         if plan.forks:
@@ -293,11 +290,10 @@ class Stages:
                 part = given[start : start + count]
                 places.append(torch.arange(begin, begin + part.shape[0]))
                 values.append(part)
-            for span in self.rows.media.get(slot, ()):
-                first, end = max(span.start, start), min(span.end, start + count)
-                if first < end and self.media is not None:
-                    places.append(torch.arange(begin + first - start, begin + end - start))
-                    values.append(self.media.part(span, first, end))
+            if self.media is not None and slot in self.rows.media:
+                for own, vectors in self.media.within(self.rows.media[slot], start, count):
+                    places.append(own + begin)
+                    values.append(vectors)
             begin += count
         return (torch.cat(places), torch.cat(values)) if places else None
 

@@ -34,6 +34,7 @@ from troupellm.models.load.states import check_states
 from troupellm.models.media.description import MediaModel, describe_media
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory, serves_adapters
 from troupellm.models.memory.stored_size import stored_size
+from troupellm.models.processes.process_limits import available_memory
 from troupellm.models.quantization.checkpoint import Format
 from troupellm.models.quantization.stated import settle_quantization
 from troupellm.models.runner.placement import DTYPES, CpuPlace
@@ -117,7 +118,9 @@ class ModelPlan:
         drafting = plan_drafting(config, folder, model, longest, dtype, device, progress)
         stored = stored_size(folder, model, form, dtype, device)
         media = describe_media(folder, config.media) if model.text_part and model.head == "lm" else None
-        room = place.available() - (0 if media is None else encoder_bytes(folder, config, dtype))
+        room = place.available()
+        if media is not None:
+            room = (available_memory() if room is None else room) - encoder_bytes(folder, config, dtype)
         budget = plan_memory(
             model, config, dtype, room, stored, device=device, on_gpu=place.on_gpu, drafter=drafting.needs
         )

@@ -19,7 +19,7 @@ from troupellm.server.base.skipped import skipped_names
 from troupellm.server.openai.image_parts import IMAGE_PART, image_source, is_image
 
 MEDIA = ("image", "audio", "video", "file")
-TEXT_ONLY = "the model reads text only"
+TEXT_ONLY = "images are not taken here"
 _AS_FILES = ("document", "pdf", "attachment")
 _RESULTS = ("tool", "function")
 """Roles of the results of tools."""

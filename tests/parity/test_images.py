@@ -97,9 +97,8 @@ async def test_requests_for_few_blocks_at_once_preempt_each_other_and_have_their
     wanted = [reference(folder, [{"role": "user", "content": parts}], [image], TOKENS)[1] for image in images]
     async with troupellm.Engine(str(folder), **settings) as engine:
         prompts = [prompt_of(parts, [image]) for image in images]
-        async for index, found in engine.map(
-            prompts, engine.sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-        ):
+        params = engine.sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+        async for index, found in engine.map(prompts, params):
             assert list(found.choices[0].token_ids) == wanted[index]
 
 
@@ -127,7 +126,7 @@ async def test_a_bad_image_fails_its_request_alone(folder):
             assert caught.value.code == "invalid_image"
         with pytest.raises(InvalidRequest, match="at most 2 images"):
             await answer(engine, prompt_of(*CASES["several"]))
+        url = MediaSource(url="http://127.0.0.1/a.png", field="messages[0].content[1]")
         with pytest.raises(InvalidRequest, match="allowed_media_domains"):
-            url = MediaSource(url="http://127.0.0.1/a.png", field="messages[0].content[1]")
             await answer(engine, ChatPrompt(messages=good.messages, media=(url,)))
         assert len((await answer(engine, good)).choices[0].token_ids) == TOKENS

@@ -146,6 +146,7 @@ async def test_an_image_of_an_allowed_host_arrives_whole(answering):
 
 
 REDIRECT = "302 Found"
+AGAIN = response(b"", "Location: /again", "Content-Length: 0", "Connection: close", status=REDIRECT)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ REDIRECT = "302 Found"
         ([response(b"", "Location: file:///etc/passwd", status=REDIRECT)], "must begin with http"),
         ([response(b"", "Location: http://other.example/", status=REDIRECT)], "allowed_media_domains"),
         ([response(b"", "Location: //127.0.0.1/", status=REDIRECT)], "allowed_media_domains"),
-        ([response(b"", "Location: /again", "Content-Length: 0", "Connection: close", status=REDIRECT)] * 5, "more than 3"),
+        ([AGAIN] * 5, "more than 3"),
         ([response(b"", status="404 Not Found")], "answers 404"),
         ([response(b"x", "Content-Length: 10000000000")], "more than 1000 bytes"),
         ([response(b"x" * 2000)], "more than 1000 bytes"),

@@ -22,8 +22,11 @@ VISION: dict[str, Any] = {
 PLAIN = 259
 """Tokens without those of images."""
 IMAGE = "<image>"
-SMOL_TOKENS = ("<fake_token_around_image>", "<end_of_utterance>", "<global-img>") + tuple(
-    f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)
+SMOL_TOKENS = (
+    "<fake_token_around_image>",
+    "<end_of_utterance>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )
 LLAVA_TEMPLATE = (
     "{% for m in messages %}{{ m['role'].upper() }}: {% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -78,17 +81,15 @@ def write_smolvlm(folder: Path) -> None:
     _write(folder, "processor_config.json", {"processor_class": "Idefics3Processor", "image_seq_len": 4})
 
 
-def reference(
-    folder: Path, messages: Sequence[Any], images: Sequence[Image.Image], tokens: int
-) -> tuple[list[int], ...]:
+def reference(folder: Path, messages: Sequence[Any], images: Sequence[Image.Image], most: int) -> tuple[list[int], ...]:
     """The token ids of a prompt, and those that the model writes behind it, as `transformers` has both."""
     processor = transformers.AutoProcessor.from_pretrained(folder)
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
     text = processor.apply_chat_template(messages, add_generation_prompt=True)
     inputs = processor(images=list(images) or None, text=text, return_tensors="pt", add_special_tokens=False)
-    ends = {"eos_token_id": None, "pad_token_id": 0, "min_new_tokens": tokens}
+    ends = {"eos_token_id": None, "pad_token_id": 0, "min_new_tokens": most}
     with torch.inference_mode():
-        whole = model.generate(**inputs, do_sample=False, max_new_tokens=tokens, **ends)
+        whole = model.generate(**inputs, do_sample=False, max_new_tokens=most, **ends)
     prompt = inputs["input_ids"][0].tolist()
     return prompt, whole[0].tolist()[len(prompt) :]
 
