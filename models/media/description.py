@@ -37,7 +37,7 @@ class MediaModel(msgspec.Struct, frozen=True):
 
 
 def describe_media(folder: Path, config: MediaConfig) -> MediaModel | None:
-    """What a checkpoint's images need; None where text alone is served.
+    """The description of a checkpoint that sees images; None where text alone is served.
 
     Raises:
         ModelLoadError: config.json has a wrong value.

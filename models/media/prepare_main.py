@@ -123,7 +123,7 @@ def load_processor(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 def prepared(model: MediaModel, processor: Any, image: Any, options: bytes) -> ImagePrepared:
-    """What the encoder reads of an image.
+    """The tensors that the encoder reads of an image.
 
     Raises:
         BadImage: it becomes larger than a step can take.

@@ -58,11 +58,19 @@ def read_tower(folder: Path, model: MediaModel, hidden_size: int, dtype: torch.d
         ModelLoadError: a file is missing or damaged, or its tensors are not those of the encoder.
     """
     import transformers
+    from transformers.utils import logging
 
     settings = hf_config(folder)
     _shrink(settings.text_config)
     kind = getattr(transformers, model.architecture)
-    whole, unexpected = load_pretrained(kind, folder, settings, dtype, tensors=_own_tensors(folder), spared=_LANGUAGE)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # the text part is missing on purpose
+    try:
+        whole, unexpected = load_pretrained(
+            kind, folder, settings, dtype, tensors=_own_tensors(folder), spared=_LANGUAGE
+        )
+    finally:
+        logging.set_verbosity(level)
     refuse_tensors("unexpected", unexpected)
     body = whole.model
     for name in _TEXT_MODULES:

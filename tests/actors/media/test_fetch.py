@@ -36,7 +36,7 @@ BAD_URLS = (
 
 
 class Loopback(httpcore.AsyncNetworkBackend):
-    """Stands for the internet: dials one server of this machine, whichever host is meant."""
+    """Stands for the internet: dials one server of this machine for every host."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -90,7 +90,7 @@ def test_images_of_many_bytes_are_spread_over_plans():
 
 
 def test_an_image_that_is_kept_is_not_encoded_again():
-    harness = Harness(core(), )  # fmt: skip
+    harness = Harness(core())
     same = item("a", 5)
     for request in (1, 2):
         harness.submit(with_images(request, request, same, 2))

@@ -51,15 +51,29 @@ def write_llava(folder: Path) -> None:
         image_token_index=PLAIN,
     )
     _save(transformers.LlavaForConditionalGeneration, config, folder)
-    _write(folder, "preprocessor_config.json", {
-        "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 24},
-        "crop_size": {"height": 24, "width": 24}, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28],
-        "processor_class": "LlavaProcessor",
-    })  # fmt: skip
-    _write(folder, "processor_config.json", {
-        "processor_class": "LlavaProcessor", "patch_size": 8, "vision_feature_select_strategy": "default",
-        "num_additional_image_tokens": 1, "image_token": IMAGE,
-    })  # fmt: skip
+    _write(
+        folder,
+        "preprocessor_config.json",
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 24},
+            "crop_size": {"height": 24, "width": 24},
+            "image_mean": [0.48, 0.46, 0.41],
+            "image_std": [0.27, 0.26, 0.28],
+            "processor_class": "LlavaProcessor",
+        },
+    )
+    _write(
+        folder,
+        "processor_config.json",
+        {
+            "processor_class": "LlavaProcessor",
+            "patch_size": 8,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+            "image_token": IMAGE,
+        },
+    )
 
 
 def write_smolvlm(folder: Path) -> None:
@@ -72,12 +86,23 @@ def write_smolvlm(folder: Path) -> None:
         scale_factor=2,
     )
     _save(transformers.Idefics3ForConditionalGeneration, config, folder)
-    _write(folder, "preprocessor_config.json", {
-        "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64},
-        "max_image_size": {"longest_edge": 32}, "do_image_splitting": True, "do_pad": True, "do_rescale": True,
-        "do_normalize": True, "do_convert_rgb": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
-        "processor_class": "Idefics3Processor",
-    })  # fmt: skip
+    _write(
+        folder,
+        "preprocessor_config.json",
+        {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": 64},
+            "max_image_size": {"longest_edge": 32},
+            "do_image_splitting": True,
+            "do_pad": True,
+            "do_rescale": True,
+            "do_normalize": True,
+            "do_convert_rgb": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "processor_class": "Idefics3Processor",
+        },
+    )
     _write(folder, "processor_config.json", {"processor_class": "Idefics3Processor", "image_seq_len": 4})
 
 
@@ -108,10 +133,17 @@ def _write_tokens(folder: Path, template: str, more: Sequence[str]) -> int:
     tokenizer = Tokenizer.from_file(path)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in more])
     tokenizer.save(path)
-    _write(folder, "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
-        "chat_template": template,
-    })  # fmt: skip
+    _write(
+        folder,
+        "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "pad_token": "<pad>",
+            "chat_template": template,
+        },
+    )
     return tokenizer.get_vocab_size()
 
 
