@@ -1,20 +1,23 @@
 """Embeddings of encoded images, kept as the plans say: the scheduler knows at every time what is here."""
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from troupellm.models.batch.row_table import PlanError
-from troupellm.models.media.tower import Tower
 from troupellm.protocol.messages.media import MediaSpan
 from troupellm.protocol.messages.worker import StepPlan
+
+if TYPE_CHECKING:
+    from troupellm.models.media.tower import Tower
 
 
 class EncoderCache:
     """Belongs to one runner. All calls come from its thread."""
 
-    def __init__(self, tower: Tower) -> None:
+    def __init__(self, tower: "Tower") -> None:
         self._tower = tower
         self._vectors: dict[bytes, Tensor] = {}
 

@@ -110,7 +110,7 @@ def reference(folder: Path, messages: Sequence[Any], images: Sequence[Image.Imag
     """The token ids of a prompt, and those that the model writes behind it, as `transformers` has both."""
     processor = transformers.AutoProcessor.from_pretrained(folder)
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
+    text = processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     inputs = processor(images=list(images) or None, text=text, return_tensors="pt", add_special_tokens=False)
     ends = {"eos_token_id": None, "pad_token_id": 0, "min_new_tokens": most}
     with torch.inference_mode():
