@@ -11,7 +11,8 @@ from troupellm.protocol.errors import ConfigError
 
 ANY_DOMAIN: Final = "*"
 _DOMAIN: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-_KINDS: Final = ("image",)
+_KINDS: Final = ("image", "audio", "video")
+"""As vLLM names them; numbers of the others change nothing, since none is taken."""
 
 
 class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +23,8 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     language_model_only: Annotated[bool, _help("serve the text part alone, and read no encoder of images")] = False
-    limit_mm_per_prompt: Annotated[dict[str, int], _help('most images of one prompt, as {"image": 8}')] = msgspec.field(
-        default_factory=lambda: {"image": 8}
+    limit_mm_per_prompt: Annotated[dict[str, int], _help('most images of one prompt, as {"image": 4} (default: 8)')] = (
+        msgspec.field(default_factory=dict)
     )
     allowed_media_domains: Annotated[
         tuple[str, ...],
