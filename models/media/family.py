@@ -14,10 +14,13 @@ Piece = str | int
 class MediaFamily(Protocol):
     """One family, described by the config of a checkpoint. Free of torch."""
 
-    processor_options: Mapping[str, Any]
-    """Arguments of the image processor's call."""
-    tensors: Sequence[str]
-    """Names of the processor's tensors that the encoder reads."""
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        """Arguments of the image processor's call."""
+
+    @property
+    def tensors(self) -> Sequence[str]:
+        """Names of the processor's tensors that the encoder reads."""
 
     def grid(self, made: Mapping[str, Any]) -> tuple[int, ...]:
         """As of `MediaItem`, from all that the processor has made of one image."""
