@@ -192,7 +192,7 @@ class Media:
         try:
             return turns.queue(tenant, size)
         except TooManyWaiting:
-            raise RateLimited(f"{field}: too many images of this key wait; try again later", param=field) from None
+            raise RateLimited(f"{field}: too many images of this key wait; try again later") from None
 
     def snapshot(self) -> Mapping[str, int]:
         """Counts, and bytes of prepared images."""
