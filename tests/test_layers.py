@@ -41,7 +41,7 @@ FLOORS = {
         "adapters",
         "layers quantization",
         "batch transformers_backend",
-        "kv_offload memory parallel structured_outputs",
+        "kv_offload media memory parallel structured_outputs",
         "chat_parsers kv_connectors load",
         "proposers",
         "speculation",
@@ -52,7 +52,7 @@ FLOORS = {
     "actors": (
         "runtime sequences",
         "adapters admission guide kv_cache metrics output worker",
-        "client input kv_offload",
+        "client input kv_offload media",
         "scheduler",
         "engine",
         "llm remote",

@@ -81,7 +81,12 @@ def test_every_error_can_be_caught_by_its_public_name() -> None:
     assert {name for name in errors if not issubclass(getattr(troupellm, name, object), Exception)} == set()
 
 
-TRANSFORMERS_BACKEND = ("models/transformers_backend", "models/worker/check_transformers.py")
+TRANSFORMERS_BACKEND = (
+    "models/transformers_backend",
+    "models/worker/check_transformers.py",
+    "models/media/tower.py",
+    "models/media/prepare_main.py",
+)
 FINDS_THE_PACKAGE = "troupellm.models.transformers_backend.installed"
 """The one module of the back end that other modules import at load: it finds the package without importing it."""
 TRANSFORMERS_INSIDE_A_FUNCTION = {"models/tokenizer/tokenizer_files.py"}

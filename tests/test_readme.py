@@ -237,7 +237,7 @@ def test_hints_name_no_package_that_no_index_has() -> None:
 
 NOT_YET = {
     "several devices": ("pipeline-parallel-size", "enable-expert-parallel"),
-    "images and audio": ("limit-mm-per-prompt", "allowed-media-domains"),
+    "audio and video": ("media-io-kwargs",),
     "weights in host memory": ("cpu-offload-gb",),
     "OpenTelemetry": ("otlp-traces-endpoint",),
     "metrics of single requests": ("enable-per-request-metrics",),

@@ -82,6 +82,8 @@ def _of_mapping(prompt: Mapping[str, Any], embeds: Any) -> tuple[Any, Any]:
 
 
 CHARACTERS_PER_TOKEN = 4
+TOKENS_PER_IMAGE = 576
+"""Estimated, before an image is decoded."""
 
 
 def estimate_tokens(prompt: Prompt) -> int:
@@ -97,7 +99,8 @@ def estimate_tokens(prompt: Prompt) -> int:
             return (len(text) + len(second)) // CHARACTERS_PER_TOKEN + 2
         case ChatPrompt(messages=messages):
             letters = sum(_letters(message) for message in messages)
-            return letters // CHARACTERS_PER_TOKEN + 4 * len(messages) + 1
+            images = TOKENS_PER_IMAGE * len(prompt.media)
+            return letters // CHARACTERS_PER_TOKEN + 4 * len(messages) + 1 + images
 
 
 def _letters(value: object) -> int:

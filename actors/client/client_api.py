@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
+from troupellm.actors.client.images import taken_images
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.pooling import PoolingApi
 from troupellm.actors.client.stream import Stream
@@ -153,12 +154,16 @@ class ClientApi(PoolingApi):
         instead, and the choices that `Stream.collect` gives have each a `message`.
 
         Args:
+            messages: a part of a content may be `{"type": "image", "image": ...}`, with the bytes of a file, its path
+                or an image of Pillow.
             tools: in OpenAI's form.
             tool_choice: none, auto (the default), required, or `{"type": "function", "function": {"name": ...}}`.
         """
         use = tool_use(tools, tool_choice, parallel_tool_calls)
+        messages, media = taken_images(messages)
         prompt = ChatPrompt(
             messages=messages,
+            media=media,
             tools=use.tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

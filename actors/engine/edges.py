@@ -25,19 +25,21 @@ class Edge(msgspec.Struct, frozen=True):
     """wait: the sender waits. credit: the sender never has more under way. drop: counted and forgotten."""
 
 
-def edges(config: EngineConfig) -> tuple[Edge, ...]:
+def edges(config: EngineConfig, *, sees: bool = False) -> tuple[Edge, ...]:
     """The data lanes. No more requests are open than admission lets in, so a step's result always finds room.
 
     Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
     ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest, ResetPrefixCache, HaltPlanning, ResumePlanning),
     adapters and scheduler to each other (AdapterLoaded; ServeAdapter, DropAdapter), outbox to adapters (AbortRequest),
     worker to scheduler (WorkerLost, WorkerBack, WorkerAsleep), scheduler and watchdog to worker (RestartWorker), engine
-    to worker (CommandWorker, while nothing is planned), intake and guide to
-    scheduler (AbortRequest), outbox and engine to guide (AbortRequest), scheduler to guide (BuildGuide), guide to
-    scheduler (GuideBuilt).
+    to worker (CommandWorker, while nothing is planned), intake and guide to scheduler (AbortRequest), outbox and engine
+    to guide and media (AbortRequest), scheduler to guide (BuildGuide), guide to scheduler (GuideBuilt).
 
     An API server process stands beside "engine": its requests come in by the same edge, after a place
     was taken for each; what goes to it merges in each request's outbox while much waits in its socket.
+
+    Args:
+        sees: the model sees images.
     """
     plans = config.scheduler.plans_in_flight
     requests = config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs
@@ -45,7 +47,13 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
         Edge("engine", "adapters", "PrepareRequest, AddAdapter, RemoveAdapter, FindAdapter", 64, "wait"),
         Edge("adapters", "intake", "PrepareRequest", 64, "wait"),
     )
+    media = (
+        Edge("engine", "media", "PrepareRequest", 64, "wait"),
+        Edge("media", "intake", "PrepareRequest", 64, "wait"),
+        *((Edge("media", "adapters", "PrepareRequest", 64, "wait"),) if config.lora.enabled else ()),
+    )
     return (
+        *(media if sees else ()),
         *(adapters if config.lora.enabled else ()),
         Edge("engine", "intake", "PrepareRequest", 64, "wait"),
         Edge("intake", "output", "OpenRequest", 64, "wait"),
@@ -91,6 +99,7 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
     "guide": Rule(strategy="restart", hint=_BUG),
     "intake": Rule(strategy="restart", hint=_BUG),
     "adapters": Rule(strategy="restart", hint=_BUG),
+    "media": Rule(strategy="restart", hint=_BUG),
     "stalls": Rule(strategy="restart", hint=_BUG),
     "watchdog": Rule(strategy="restart", hint=_BUG),
 }

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from troupellm.actors.adapters.actor import AdapterSources
 from troupellm.actors.engine.adapter_sources import adapter_sources, load_modules
 from troupellm.actors.engine.system import EngineParts, System
+from troupellm.actors.engine.wiring import MediaParts
 from troupellm.actors.guide.compiler import CompilerSettings, ProcessCompiler
 from troupellm.actors.metrics.exposition import Exposition
 from troupellm.actors.output.detokenizer import TextTables
@@ -33,6 +34,7 @@ from troupellm.models.hub.model_folder import Followed
 from troupellm.models.hub.secret import prefix_hash_key, read_secret, secret_file
 from troupellm.models.hub.source import resolve_model, served_names
 from troupellm.models.load.early_check import check_before_weights, check_stored
+from troupellm.models.media.description import MediaModel, describe_media
 from troupellm.models.processes.preload_torch import frozen, import_beside
 from troupellm.models.tokenizer.served import check_fit, fit_notes, tokenizer_folder
 from troupellm.models.tokenizer.tokenizer import Tokenizer
@@ -44,6 +46,9 @@ from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, Worke
 from troupellm.protocol.messages.worker_abilities import HasIdleWork, HasMeanwhile
 from troupellm.protocol.params.sampling import Limits
 from troupellm.protocol.wire.worker import MODEL_WORKER, resolve
+
+if TYPE_CHECKING:
+    from troupellm.actors.media.preparer import ProcessPreparer
 
 POOL_SIZE = 4
 """Two of them for long texts at most: see `long_texts`."""
@@ -57,6 +62,7 @@ WorkerFactory = Callable[[Path], Worker]
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
+    folder: Path
     tokenizer_folder: Path
     """Where tokenizer and chat template were read."""
     tokenizer: Tokenizer
@@ -64,6 +70,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: ChatTemplate
     chat_format: ChatFormat
     defaults: dict[str, Any]
+    media: MediaModel | None
+    """Of a model that sees images."""
     worker_host: WorkerHost
     ready: WorkerReady
 
@@ -80,6 +88,7 @@ class Machinery:
         self._worker: Worker | None = None
         self._process: ProcessWorker | None = None
         self._compiler: ProcessCompiler | None = None
+        self._preparer: ProcessPreparer | None = None
         self._templates = TemplateProcesses()
         self._frozen = False
 
@@ -94,7 +103,7 @@ class Machinery:
         try:
             if config.has_worker_process:
                 await self._start_process(config, progress, factory)
-            folder, home, tokenizer, chat_format, defaults = await self.pool.run(
+            folder, home, tokenizer, chat_format, defaults, media = await self.pool.run(
                 _read, config, sink, self._templates, factory is None
             )
             if factory is None:  # before anything large is read
@@ -113,12 +122,14 @@ class Machinery:
         chat_format.template.fit(ready.max_model_len)
         return Loaded(
             names=served_names(config.model),
+            folder=folder,
             tokenizer_folder=home,
             tokenizer=tokenizer,
             tables=tables,
             chat_template=chat_format.template,
             chat_format=chat_format,
             defaults=defaults,
+            media=media,
             worker_host=worker_host,
             ready=ready,
         )
@@ -166,6 +177,17 @@ class Machinery:
         self._compiler = ProcessCompiler(settings, self._processes)
         return self._compiler
 
+    def media(self, config: EngineConfig, loaded: Loaded) -> MediaParts | None:
+        """For images, where the model sees them; `close` ends its processes."""
+        ability = loaded.ready.media
+        if loaded.media is None or ability is None:
+            return None
+        from troupellm.actors.media.preparer import ProcessPreparer
+
+        links = isinstance(loaded.folder, Followed)
+        self._preparer = ProcessPreparer(str(loaded.folder), config.media, self._processes, follow_links=links)
+        return MediaParts(loaded.media, self._preparer, ability)
+
     @property
     def num_template_processes(self) -> int:
         return len(self._templates.pids)
@@ -176,6 +198,7 @@ class Machinery:
         seconds = HUNG_SECONDS if hung else CLOSE_SECONDS
         ended = self._process is None or await self._process.close()
         ended &= self._compiler is None or await self._compiler.close()
+        ended &= self._preparer is None or await self._preparer.close()
         self._templates.close()
         worker, self._worker = self._worker, None
         if worker is not None:
@@ -255,6 +278,7 @@ async def start(
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
         compiler=machinery.compiler(config, loaded),
         clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint), adapters=adapters,
+        media=machinery.media(config, loaded),
     )  # fmt: skip
     system = System(parts)
     systems.append(system)
@@ -319,7 +343,7 @@ def _secret(config: EngineConfig) -> bytes | None:
 
 def _read(
     config: EngineConfig, progress: ProgressSink, renderer: Renderer, checked: bool
-) -> tuple[Path, Path, Tokenizer, ChatFormat, dict[str, Any]]:
+) -> tuple[Path, Path, Tokenizer, ChatFormat, dict[str, Any], MediaModel | None]:
     """The parts of the model's folder that the API side needs.
 
     Args:
@@ -336,4 +360,5 @@ def _read(
     template = ChatTemplate.load(home, model.chat_template, renderer)
     chat_format = chat_format_of(model, tokenizer, template, home)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
-    return folder, home, tokenizer, chat_format, defaults
+    media = describe_media(folder, config.media) if checked else None
+    return folder, home, tokenizer, chat_format, defaults, media

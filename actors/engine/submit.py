@@ -13,13 +13,14 @@ from troupellm.actors.runtime.ports import Clock
 from troupellm.protocol.config.engine import StreamConfig
 from troupellm.protocol.errors import (
     EngineOverloaded,
+    InvalidRequest,
     ModelNotFound,
     QueueTimeout,
     RateLimited,
     RequestAborted,
     TroupeError,
 )
-from troupellm.protocol.messages.input import Demand, PrepareRequest, Submission
+from troupellm.protocol.messages.input import ChatPrompt, Demand, PrepareRequest, Submission
 from troupellm.protocol.messages.metrics import RequestRejected
 from troupellm.protocol.quota import Quota
 
@@ -70,11 +71,13 @@ async def hand_over(
         deadline=None if deadline is None else arrival + deadline,
     )
     try:
-        if request.adapter:
+        if isinstance(request.prompt, ChatPrompt) and request.prompt.media:
+            await system.require_media(request.prompt).put(message)
+        elif request.adapter:
             await system.require_adapters(request.adapter).put(message)
         else:
             await system.intake.put(message)
-    except ModelNotFound as error:
+    except (ModelNotFound, InvalidRequest) as error:
         raise _leave(outbox, error) from None
     except MailboxClosed:
         raise _leave(outbox, system.error("the engine was closed")) from None

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskStatus
@@ -17,23 +17,34 @@ from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.engine.open_requests import OpenRequests, StallWatch
 from troupellm.actors.engine.sleep import PauseAndSleep
 from troupellm.actors.engine.watchdog import Pulse, Stuck, Watchdog
-from troupellm.actors.engine.wiring import Builder, EngineParts, Mailboxes
+from troupellm.actors.engine.wiring import Builder, EngineParts, Mailboxes, MediaParts
 from troupellm.actors.guide.actor import Guide
 from troupellm.actors.kv_cache.events import KVEventLog
 from troupellm.actors.metrics.actor import MetricsSink, MetricsStore
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.supervise import Actor, Child, Supervisor
-from troupellm.protocol.errors import EngineStopped, ModelNotFound, RequestFailed, TroupeError, WorkerCrashed
+from troupellm.models.media.description import text_only
+from troupellm.protocol.errors import (
+    EngineStopped,
+    InvalidRequest,
+    ModelNotFound,
+    RequestFailed,
+    TroupeError,
+    WorkerCrashed,
+)
 from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterMessage, DropAdapter, ServeAdapter
 from troupellm.protocol.messages.adapters import ADAPTERS_GONE, AdapterPreparation
 from troupellm.protocol.messages.guide import BuildGuide, GuideRequest
-from troupellm.protocol.messages.input import PrepareRequest
+from troupellm.protocol.messages.input import ChatPrompt, PrepareRequest
 from troupellm.protocol.messages.metrics import RequestCancelled, RequestRejected
 from troupellm.protocol.messages.output import OpenRequest, RequestClosed, StepOutput
 from troupellm.protocol.messages.scheduler import AbortRequest, AdapterLoaded, GuideBuilt, SchedulerControl
 from troupellm.protocol.messages.snapshot import ActorSnapshot, GuideSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import RestartWorker
 from troupellm.protocol.params.checks import printable
+
+if TYPE_CHECKING:
+    from troupellm.actors.media.actor import Media
 
 __all__ = ["EngineParts", "System"]
 
@@ -51,10 +62,10 @@ class System:
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
-        boxes = self._boxes = Mailboxes(parts.config)
+        boxes = self._boxes = Mailboxes(parts.config, sees=parts.media is not None)
         self.intake, self.scheduler, self.worker = boxes.intake, boxes.scheduler, boxes.worker
         self.output, self.metrics, self.guide = boxes.output, boxes.metrics, boxes.guide
-        self.adapters = boxes.adapters
+        self.adapters, self.media = boxes.adapters, boxes.media
         self.admission = Admission(parts.config.scheduler, parts.clock)
         self.requests = OpenRequests(
             parts.clock, self._send_to_scheduler, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
@@ -78,6 +89,7 @@ class System:
         self._worker = self._builder.worker()
         self._guide = self._builder.guide()
         self._library: AdapterLibrary | None = None
+        self._images: Media | None = None
         self._supervisor = Supervisor(self._children(), parts.clock)
         self._scope = anyio.CancelScope()
         self._alarm: str | None = None
@@ -128,7 +140,9 @@ class System:
         boxes = self._boxes
         watches = boxes.watchdog, boxes.stalls
         library = () if self.adapters is None else (self.adapters,)
-        return *watches, *library, self.intake, self.guide, self.scheduler, self.worker, self.output, self.metrics
+        images = () if self.media is None else (self.media,)
+        front = *watches, *images, *library, self.intake, self.guide
+        return *front, self.scheduler, self.worker, self.output, self.metrics
 
     def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
         mailboxes = [box for box in self._stages if box not in (self._boxes.watchdog, self._boxes.stalls)]
@@ -178,6 +192,9 @@ class System:
         if boxes.adapters is not None and (sources := self._parts.adapters) is not None:
             build = partial(self._build_library, boxes.adapters, sources)
             children.append(_child("adapters", build, boxes.adapters, self._on_library_crash))
+        if boxes.media is not None and (media := self._parts.media) is not None:
+            build_media = partial(self._build_media, boxes.media, media)
+            children.append(_child("media", build_media, boxes.media, self._on_library_crash))
         if stall := config.stream.stall_timeout:
             clock = self._parts.clock
             children.append(
@@ -194,6 +211,10 @@ class System:
     def _build_library(self, inbox: Mailbox[AdapterMessage, AdapterControl], sources: AdapterSources) -> AdapterLibrary:
         self._library = self._builder.adapters(inbox, sources, self._prepare_adapter, lambda: self._worker.losses)
         return self._library
+
+    def _build_media(self, inbox: Mailbox[PrepareRequest, AbortRequest], media: MediaParts) -> "Media":
+        self._images = self._builder.media(inbox, media)
+        return self._images
 
     async def _prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
         if self._worker.restarting is not None:  # a read of a lost worker may count as the next one's
@@ -263,7 +284,7 @@ class System:
 
     def _on_library_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
         """Those that waited have been told by the actor."""
-        text = "the adapter library crashed"
+        text = "an actor before the input processor crashed"
         for message in owed:
             if isinstance(message, PrepareRequest):
                 message.outbox.fail(_restarting(text, cause))
@@ -283,6 +304,8 @@ class System:
                 self.guide.control(message)
             if self.adapters is not None and (self.adapters.depth or (self._library and self._library.busy)):
                 self.adapters.control(message)
+            if self.media is not None and (self.media.depth or (self._images and self._images.busy)):
+                self.media.control(message)
         self.scheduler.control(message)
 
     def _answer_everyone(self) -> None:
@@ -290,6 +313,18 @@ class System:
         self.admission.close()
         by = "shutdown" if self.failure is None else None
         self.requests.end_all(lambda: self.error("the engine was closed"), by=by)
+
+    def require_media(self, prompt: ChatPrompt) -> Mailbox[PrepareRequest, AbortRequest]:
+        """The media actor's mailbox, for a prompt with images.
+
+        Raises:
+            InvalidRequest: no images are taken.
+        """
+        if self.media is None:
+            field, names = prompt.media[0].field, self._parts.config.model
+            name = names.served_model_name[0] if names.served_model_name else names.model or "served"
+            raise InvalidRequest(f"{field}: {text_only(name, self._parts.config.media)}", param=field)
+        return self.media
 
     def require_adapters(self, name: str) -> Mailbox[AdapterMessage, AdapterControl]:
         """The adapter library's mailbox, for a request that names an adapter.

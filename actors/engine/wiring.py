@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import count
 from operator import attrgetter
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 import msgspec
 
@@ -22,17 +22,31 @@ from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.worker.actor import WorkerActor
 from troupellm.actors.worker.thread_host import WorkerHost
 from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.media.description import MediaModel
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterMessage
 from troupellm.protocol.messages.guide import GuideControl, GuideMessage
-from troupellm.protocol.messages.input import IntakeMessage
+from troupellm.protocol.messages.input import IntakeMessage, PrepareRequest
+from troupellm.protocol.messages.media import MediaAbility
 from troupellm.protocol.messages.metrics import MetricsMessage
 from troupellm.protocol.messages.output import OutputMessage, RequestClosed
-from troupellm.protocol.messages.scheduler import SchedulerControl, SchedulerMessage
+from troupellm.protocol.messages.scheduler import AbortRequest, SchedulerControl, SchedulerMessage
 from troupellm.protocol.messages.sleep import WorkerControl
 from troupellm.protocol.messages.worker import StepPlan, WorkerReady
 from troupellm.protocol.params.sampling import Limits
+
+if TYPE_CHECKING:
+    from troupellm.actors.media.actor import Media
+    from troupellm.actors.media.preparer import MediaPreparer
+
+
+class MediaParts(msgspec.Struct, frozen=True):
+    """The parts of an engine whose model sees images."""
+
+    model: MediaModel
+    preparer: "MediaPreparer"
+    ability: MediaAbility
 
 
 class EngineParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,14 +68,17 @@ class EngineParts(msgspec.Struct, frozen=True, kw_only=True):
     """Keys the hashes of the prefix cache."""
     adapters: AdapterSources | None = None
     """None: no adapters are served."""
+    media: MediaParts | None = None
+    """None: no images are taken."""
 
 
 class Mailboxes:
     """One per actor, as the table of edges has it. They outlive the actors behind them."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, sees: bool = False) -> None:
+        """sees: the model sees images."""
         capacity: dict[str, int] = {}
-        for edge in edges(config):
+        for edge in edges(config, sees=sees):
             capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
         self.intake: Mailbox[IntakeMessage, Never] = Mailbox(
             "intake", capacity["intake"], turns_by=attrgetter("submission.tenant")
@@ -70,6 +87,10 @@ class Mailboxes:
         """None where no adapters are served."""
         if config.lora.enabled:
             self.adapters = Mailbox("adapters", capacity["adapters"])
+        self.media: Mailbox[PrepareRequest, AbortRequest] | None = None
+        """None where no images are taken."""
+        if sees:
+            self.media = Mailbox("media", capacity["media"], turns_by=attrgetter("submission.tenant"))
         self.guide: Mailbox[GuideMessage, GuideControl] = Mailbox("guide", capacity["guide"])
         self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
             "scheduler",
@@ -125,6 +146,26 @@ class Builder:
             randomness=parts.randomness,
             rows=self._rows,
             hash_key=parts.hash_key if self._caching else None,
+            media=None if parts.media is None else parts.media.model,
+        )
+
+    def media(self, inbox: Mailbox[PrepareRequest, AbortRequest], media: MediaParts) -> "Media":
+        """Fetches and prepares images."""
+        from troupellm.actors.media.actor import Media
+        from troupellm.actors.media.fetch import Fetcher
+
+        parts, boxes = self._parts, self._boxes
+        return Media(
+            inbox,
+            boxes.intake,
+            boxes.adapters,
+            media.preparer,
+            Fetcher(parts.config.media),
+            parts.config.media,
+            most_vectors=media.ability.cache_vectors,
+            secret=parts.hash_key,
+            threads=parts.pool,
+            clock=parts.clock,
         )
 
     def guide(self) -> Guide:

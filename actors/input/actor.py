@@ -17,11 +17,13 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
+from troupellm.actors.input.media_prompt import MediaPrompts
 from troupellm.actors.input.prepare import Prepared, Preparer
 from troupellm.actors.kv_cache.block_hash import PrefixHasher
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
 from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.media.description import MediaModel
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
 from troupellm.protocol.messages.guide import GuideControl, GuideMessage, GuideRequest
@@ -66,11 +68,13 @@ class Intake:
         randomness: Randomness,
         rows: Iterator[int],
         hash_key: bytes | None = None,
+        media: MediaModel | None = None,
     ) -> None:
         """
         Args:
             rows: numbers for sequences, the same iterator after a restart.
             hash_key: the scheduler's, whose prefix cache finds prompts by the keys made here; None without that cache.
+            media: of a model that sees images.
         """
         self._inbox = inbox
         self._output = output
@@ -79,8 +83,9 @@ class Intake:
         self._long_texts = LongTexts(threads, clock)
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
-        self._preparer = Preparer(tokenizer, chat_template, limits, ready, rows, hasher)
-        self._patient = Preparer(tokenizer, chat_template.patient, limits, ready, rows, hasher)
+        images = None if media is None else MediaPrompts(media, tokenizer)
+        self._preparer = Preparer(tokenizer, chat_template, limits, ready, rows, hasher, images)
+        self._patient = Preparer(tokenizer, chat_template.patient, limits, ready, rows, hasher, images)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty and everything in it was passed on."""

@@ -11,6 +11,7 @@ import msgspec
 from troupellm.actors.input.continued import continued
 from troupellm.actors.input.embeddings import check_embeddings
 from troupellm.actors.input.formatted_pair import formatted_pair
+from troupellm.actors.input.media_prompt import MediaPrompts, items_of, media_tokens
 from troupellm.actors.input.resolve_sampling import SamplingStates
 from troupellm.actors.input.tokenize import CUT_MARGIN, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace
@@ -29,6 +30,7 @@ from troupellm.protocol.messages.input import (
     Submission,
     TokensPrompt,
 )
+from troupellm.protocol.messages.media import MediaSpan, block_marks
 from troupellm.protocol.messages.output import OpenRequest
 from troupellm.protocol.messages.scheduler import SequenceSpec, SubmitRequest
 from troupellm.protocol.messages.worker import SamplingState, WorkerReady
@@ -65,15 +67,16 @@ class Preparer:
         ready: WorkerReady,
         rows: Iterator[int],
         hasher: PrefixHasher | None = None,
+        media: MediaPrompts | None = None,
     ) -> None:
         """
         Args:
             rows: numbers for sequences; outlives restarts of the actor, so that none is used twice.
             hasher: names blocks as the scheduler does; None without a prefix cache.
+            media: None where the engine takes no images.
         """
-        self._hasher = hasher
-        self._tokenizer = tokenizer
-        self._template = template
+        self._hasher, self._media = hasher, media
+        self._tokenizer, self._template = tokenizer, template
         self._limits = limits
         self._pool_tokens = capacity_tokens(ready, ready.step_tokens or NO_LIMIT)
         self._rows = rows
@@ -141,13 +144,15 @@ class Preparer:
             session=asked.hints.session,
             leases=_leases(tokens, asked.hints),
             borders=tokens.borders,
-            prompt_keys=self._prompt_keys(message, prompt),
+            prompt_keys=self._prompt_keys(message, prompt, tokens.media),
             adapter=message.adapter,
             streaming=asked.streaming,
             beam=self._states.beam(params),
             deadline=message.deadline,
             repetition=params.repetition_detection,
             embeddings=embeddings,
+            media=tokens.media,
+            items=items_of(asked.prompt),
         )
         return Prepared(opened, submitted)
 
@@ -164,15 +169,14 @@ class Preparer:
         start = start_of(ending, scope.opens, scope.closes)
         return scope.closes if start == "thinking" or (scope.always and start == "free") else None
 
-    def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
+    def _prompt_keys(self, message: PrepareRequest, prompt: bytes, spans: tuple[MediaSpan, ...] = ()) -> bytes:
         if self._hasher is None:
             return b""
         asked, adapter = message.submission, "" if message.adapter is None else message.adapter.digest
         # Placeholder tokens say nothing of what stands for them.
         media = (sha256(asked.prompt.embeddings).digest(),) if isinstance(asked.prompt, EmbedsPrompt) else ()
-        return self._hasher.prompt_keys(
-            namespace(tenant=asked.tenant, cache_salt=asked.cache_salt, adapter=adapter, media=media), prompt
-        )
+        owner = namespace(tenant=asked.tenant, cache_salt=asked.cache_salt, adapter=adapter, media=media)
+        return self._hasher.prompt_keys(owner, prompt, block_marks(spans, self._ready.block_size))
 
     def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[TokensPrompt, int]:
         """A prompt's tokens, and how many tokens may be generated.
@@ -182,14 +186,11 @@ class Preparer:
         """
         check_generates(self._ready)
         room = self._capped(params.max_tokens) or 1
-        tokens = tokenize(
-            prompt,
-            self._tokenizer,
-            self._template,
-            self._limits.max_model_len,
-            room,
-            with_borders=self._ready.state_slots > 0,
-        )
+        longest, bordered = self._limits.max_model_len, self._ready.state_slots > 0
+        if isinstance(prompt, ChatPrompt) and (prompt.media or prompt.items):
+            tokens = media_tokens(self._media, prompt, self._template, longest)
+        else:
+            tokens = tokenize(prompt, self._tokenizer, self._template, longest, room, with_borders=bordered)
         if isinstance(prompt, EmbedsPrompt):
             check_embeddings(prompt, self._hidden_size, params)
         return tokens, self._check(prompt_field(prompt), tokens.token_ids, params)

@@ -110,10 +110,24 @@ def count_tokens(
 def _text(prompt: TextPrompt | ChatPrompt, template: ChatTemplate) -> tuple[str, bool]:
     """The text to tokenize, and whether special tokens go around it."""
     if isinstance(prompt, ChatPrompt):
-        return _without_halves(_render(prompt, template)), False
+        if prompt.media:
+            raise InvalidRequest("the tokens of images are not counted yet", param="messages")
+        return rendered(prompt, template), False
     if not isinstance(prompt.text, str):
         raise InvalidRequest("prompt must be text", param=prompt_field(prompt), code="invalid_type")
     return prompt.text, prompt.add_special_tokens
+
+
+def rendered(prompt: ChatPrompt, template: ChatTemplate, shown: list[dict[str, Any]] | None = None) -> str:
+    """The text of a chat, as Unicode has it.
+
+    Args:
+        shown: as of `ChatTemplate.render`.
+
+    Raises:
+        InvalidRequest: no such template, or messages that it refuses.
+    """
+    return _without_halves(_render(prompt, template, shown))
 
 
 def _without_halves(text: str) -> str:
@@ -190,7 +204,7 @@ def _cut_tokens(
     return whole[:before] + _cut(plain, keep - around, truncation) + whole[before + len(plain) :]
 
 
-def _render(prompt: ChatPrompt, template: ChatTemplate) -> str:
+def _render(prompt: ChatPrompt, template: ChatTemplate, shown: list[dict[str, Any]] | None = None) -> str:
     kwargs = dict(prompt.template_kwargs or {})
     check_template_kwargs(kwargs)  # before one of them can collide with an argument below
     return template.render(
@@ -200,6 +214,7 @@ def _render(prompt: ChatPrompt, template: ChatTemplate) -> str:
         continue_final_message=prompt.continue_final_message,
         documents=prompt.documents,
         source=prompt.template,
+        shown=shown,
         **kwargs,
     )
 

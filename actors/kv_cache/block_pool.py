@@ -206,13 +206,23 @@ class BlockPool:
                 if block in self._cached:
                     self._cached.move_to_end(block, last=False)
 
-    def cache_block(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"", adapter: str = "") -> None:
+    def cache_block(
+        self,
+        block: int,
+        key: bytes,
+        parent: bytes = b"",
+        tokens: bytes = b"",
+        adapter: str = "",
+        *,
+        whole: bool = False,
+    ) -> None:
         """Make a used, full block findable. Another block with the same content keeps the name if it has it.
 
         Args:
             parent: key of the prefix before the block.
             tokens: the block's own, int32; without them it is found as a whole only.
             adapter: name of the LoRA adapter that computed it, for events.
+            whole: it is never found by its first tokens, since it has more than tokens.
         """
         if self._key_of[block] is not None:
             return
@@ -225,7 +235,7 @@ class BlockPool:
             return
         self._block_of[key] = block
         self._key_of[block] = key
-        if tokens:
+        if tokens and not whole:
             self._branches.add(parent, tokens, block)
         if self._events is not None:
             self._events.stored(chained, group, before, tokens, adapter)

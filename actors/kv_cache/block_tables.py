@@ -230,15 +230,16 @@ class BlockTables:
             return
         keys, contents = sequence.keys, sequence.tokens[first * size : num_full * size].tobytes()
         if len(keys) == first + 1:  # as with every block that an answer fills
-            self.hasher.extend(keys, contents)
+            self.hasher.extend(keys, contents, sequence.request.marks)
         else:
             self.extend_keys(sequence, num_full)
-        adapter = sequence.request.adapter_name
+        adapter, marks = sequence.request.adapter_name, sequence.request.marks
         for table in sequence.tables:
             for index, block in enumerate(table[first:num_full]):
                 if block != NULL_BLOCK:
                     tokens = contents[4 * size * index : 4 * size * (index + 1)]
-                    self.pool.cache_block(block, keys[first + index + 1], keys[first + index], tokens, adapter)
+                    key, parent, whole = keys[first + index + 1], keys[first + index], first + index in marks
+                    self.pool.cache_block(block, key, parent, tokens, adapter, whole=whole)
         sequence.num_cached_blocks = num_full
         if self.tiers is not None:
             self.tiers.offer(sequence)
@@ -246,7 +247,7 @@ class BlockTables:
     def cache_loaded_block(self, hit: HostHit, adapter: str) -> None:
         """Let others find a block that has come back to the device. `adapter`: see `BlockPool.cache_block`."""
         if hit.cache_age == self._age:
-            self.pool.cache_block(hit.block, hit.chained, hit.parent, hit.tokens, adapter)
+            self.pool.cache_block(hit.block, hit.chained, hit.parent, hit.tokens, adapter, whole=hit.whole)
 
     def cache_all_blocks(self, sequence: Sequence) -> None:
         """Let others find everything that is confirmed, the beginning of a block too."""
@@ -254,7 +255,7 @@ class BlockTables:
         if not self.may_cache(sequence):
             return
         num_full, rest = divmod(sequence.num_confirmed, self.block_size)
-        if not rest or sequence.num_cached_blocks != num_full:
+        if not rest or sequence.num_cached_blocks != num_full or num_full in sequence.request.marks:
             return
         begin = num_full * self.block_size
         content = sequence.tokens[begin : begin + rest].tobytes()
@@ -350,7 +351,8 @@ class BlockTables:
         keys = sequence.keys
         named = len(keys) - 1
         if named < num_blocks:
-            self.hasher.extend(keys, sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes())
+            contents = sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes()
+            self.hasher.extend(keys, contents, sequence.request.marks)
         return keys
 
     def find_prefix(self, sequence: Sequence, most: int | None = None) -> list[list[int]]:
@@ -373,7 +375,8 @@ class BlockTables:
                 if index in indices:
                     block = sequence.tables[group][index]
                     key = in_group(chained, group)
-                    hits.append(HostHit(group, index, block, key, chained, parent, tokens, sequence.cache_age))
+                    age, whole = sequence.cache_age, index in sequence.request.marks
+                    hits.append(HostHit(group, index, block, key, chained, parent, tokens, age, whole))
         return hits
 
     def _find_beginnings(
@@ -383,7 +386,7 @@ class BlockTables:
         most so many."""
         begin = num_hits * self.block_size
         end = min(begin + (self.block_size if most is None else most), len(sequence.tokens) - 1)
-        if end <= begin:
+        if end <= begin or num_hits in sequence.request.marks:
             return (), 0
         wanted = sequence.tokens[begin:end].tobytes()
         parent = sequence.keys[num_hits]

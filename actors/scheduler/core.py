@@ -12,6 +12,7 @@ from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import KVEventLog
 from troupellm.actors.scheduler.adapter_gate import make_adapter_gate
 from troupellm.actors.scheduler.adapter_slots import AdapterSlots
+from troupellm.actors.scheduler.encoders import Encoders
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import make_offload
@@ -113,14 +114,10 @@ class SchedulerCore:
         self.adapters = self._planner.adapters = make_adapter_gate(
             lora, self._running_set, self._in_flight, fair_share, self._open.end_request
         )
+        self.encoders = self._planner.encoders = None if ready.media is None else Encoders(ready.media)
+        most = config.max_num_batched_tokens
         self._replay = Replay(
-            self._open,
-            self._running_set,
-            self._tables,
-            self._in_flight,
-            self._planner,
-            self._quarantine,
-            config.max_num_batched_tokens,
+            self._open, self._running_set, self._tables, self._in_flight, self._planner, self._quarantine, most
         )
         self._updates = Updates(self._open, self._running_set, self._tables, ready, fair_share, self.guides)
         self._deadlines = Deadlines()

@@ -11,6 +11,7 @@ from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
 from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError, row_failure
+from troupellm.protocol.messages.media import count_vectors
 from troupellm.protocol.messages.metrics import RequestStats, StepStats
 from troupellm.protocol.messages.output import RequestClosed, RowFailed, RowFinished, StepOutput
 from troupellm.protocol.messages.scheduler import SubmitRequest
@@ -186,6 +187,7 @@ class OpenRequests:
             draft_tokens=0 if drafts is None else drafts.drafted,
             accepted_draft_tokens=0 if drafts is None else drafts.accepted,
             cached_sources=request.cached_sources,
+            image_tokens=count_vectors(request.media),
         )
         self.closed.append(
             RequestClosed(

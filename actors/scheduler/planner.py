@@ -10,6 +10,7 @@ from functools import partial
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.adapter_gate import AdapterGate
+from troupellm.actors.scheduler.encoders import Encoders
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import Offload
@@ -57,15 +58,10 @@ class Planner:
         self._max_rows = config.max_num_seqs
         self.tokens = StepTokens(config, whole_prompts=whole_prompts)
         self._whole_prompts = whole_prompts
-        self._offload = offload
-        self._tables = tables
-        self._waiting = waiting_queue
-        self._in_flight = plans_in_flight
-        self._running_set = running_set
-        self._fair_share = fair_share
-        self._prefill_split = PrefillSplit(fair_share)
-        self._prefill_budget = prefill_budget
-        self._quarantine = quarantine
+        self._tables, self._waiting, self._offload = tables, waiting_queue, offload
+        self._in_flight, self._running_set = plans_in_flight, running_set
+        self._fair_share, self._prefill_split = fair_share, PrefillSplit(fair_share)
+        self._prefill_budget, self._quarantine = prefill_budget, quarantine
         self.engine_epoch = engine_epoch
         self.speculative_rows: SpeculativeRows | None = None
         """Where the worker verifies drafts."""
@@ -73,8 +69,9 @@ class Planner:
         """None: the worker builds guides when it needs them."""
         self.adapters: AdapterGate | None = None
         """None: no adapters are served."""
-        self.step = 0
-        """Plans made."""
+        self.encoders: Encoders | None = None
+        """None: no images are encoded."""
+        self.step = 0  # plans made
         self._blocked: Sequence | None = None
         """The first waiting sequence of the last plan, if it did not get enough blocks."""
         self._last = PlanInFlight(-1, 0.0)
@@ -84,6 +81,8 @@ class Planner:
         """The plans made are lost: none of their columns is used again."""
         self._last = PlanInFlight(-1, 0.0)
         self._blocked = None
+        if self.encoders is not None:
+            self.encoders.forget()
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step; None when nothing can be computed before something else happens.
@@ -116,6 +115,8 @@ class Planner:
         running_set = self._running_set
         if self.adapters is not None:
             self.adapters.review(now, self._quarantine.members)
+        if self.encoders is not None:
+            self.encoders.begin()
         self._make_way()
         turn = self._in_turn()
         if self.speculative_rows is None:
@@ -248,6 +249,8 @@ class Planner:
         count = self.tokens.allowed(max(len(sequence.tokens) - start, 1), builder.budget, prefill)
         if count == 0 or not (sequence.known_to_worker or builder.holds(sequence)):
             return None
+        if self.encoders is not None and not (count := self.encoders.reach(sequence, start, count)):
+            return 0  # the next plan encodes the image before it
         states = self._tables.states
         count = count if states is None else states.span(sequence, start, count)
         if start + count > sequence.capacity:
@@ -330,9 +333,11 @@ class Planner:
                 self._fair_share.charge(request.tenant, len(sequence.tokens) - start)
             if sequence.tiers.loading is not None:
                 continue
-            self._introduce(builder, sequence)
             # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.
             count = max(1, self.tokens.allowed(len(sequence.tokens) - start, builder.budget, prefill))
+            if self.encoders is not None and not (count := self.encoders.reach(sequence, start, count)):
+                continue  # the next plan encodes the image before it
+            self._introduce(builder, sequence)
             if tables.states is not None:
                 count = tables.states.span(sequence, start, count)
             prefill -= builder.take_span(sequence, start, count)
@@ -357,16 +362,10 @@ class Planner:
     def _seal(self, builder: StepPlanBuilder) -> StepPlan:
         launched = self._last = builder.record(self._last)
         transfers, lookups, cancelled = ((), (), ()) if self._offload is None else self._offload.take()
-        plan = StepPlan(
-            step=self.step,
-            engine_epoch=self.engine_epoch,
-            rows=launched.rows,
-            epochs=launched.epochs,
-            starts=tuple(builder.starts),
-            counts=launched.counts,
-            draft_limits=launched.limits,
-            new_rows=tuple(builder.new_rows),
-            changes=tuple(builder.changes),
+        forgotten, encode = ((), ()) if self.encoders is None else self.encoders.take()
+        plan = builder.step_plan(
+            self.engine_epoch,
+            launched,
             freed_rows=tuple(self._running_set.freed_rows),
             forks=tuple(self._running_set.forks),
             copies=self._tables.take_copies(),
@@ -375,6 +374,8 @@ class Planner:
             lookups=lookups,
             cancelled=cancelled,
             adapters=() if self.adapters is None else self.adapters.take_changes(self.step),
+            forgotten=forgotten,
+            encode=encode,
         )
         if self.guides is not None and any(row.sampling.guide is not None for row in plan.new_rows):
             self.guides.started(plan.new_rows)

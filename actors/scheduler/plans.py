@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from troupellm.actors.sequences.sequence import Sequence
-from troupellm.protocol.messages.worker import NewRow, RowChange, RowError, SamplingState
+from troupellm.protocol.messages.worker import NewRow, RowChange, RowError, SamplingState, StepPlan
 
 
 class BrokenResult(RuntimeError):
@@ -194,6 +194,7 @@ class StepPlanBuilder:
             adapter=adapter,
             state=state,
             embeddings=sequence.request.embeddings if sequence.num_computed < sequence.num_prompt_tokens else None,
+            media=sequence.request.media,
         )
         sequence.known_to_worker = True
         self.new_rows.append(new)
@@ -248,6 +249,26 @@ class StepPlanBuilder:
         if self.limits and max(self.limits) > PLAIN:
             launched.limits = tuple(self.limits)
         return launched
+
+    def step_plan(self, engine_epoch: int, launched: PlanInFlight, **columns: Any) -> StepPlan:
+        """The plan as the worker gets it.
+
+        Args:
+            launched: as `record` gave it.
+            columns: further ones.
+        """
+        return StepPlan(
+            step=launched.step,
+            engine_epoch=engine_epoch,
+            rows=launched.rows,
+            epochs=launched.epochs,
+            starts=tuple(self.starts),
+            counts=launched.counts,
+            draft_limits=launched.limits,
+            new_rows=tuple(self.new_rows),
+            changes=tuple(self.changes),
+            **columns,
+        )
 
     def drop_preempted(self, freed_rows: list[int]) -> None:
         """Take out sequences that lost their blocks after they were planned."""

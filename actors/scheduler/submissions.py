@@ -14,6 +14,7 @@ from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.tenant import TenantConfig
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.messages.cache_groups import capacity_tokens, count_beam_blocks
+from troupellm.protocol.messages.media import block_marks
 from troupellm.protocol.messages.scheduler import BeamSettings, SubmitRequest
 from troupellm.protocol.messages.worker import WorkerReady
 
@@ -53,7 +54,7 @@ def _prompt_keys(message: SubmitRequest, tables: BlockTables) -> list[bytes]:
     keys = message.prompt_keys
     if not keys:
         owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt, adapter=_digest(message))
-        keys = tables.hasher.prompt_keys(owner, message.prompt)
+        keys = tables.hasher.prompt_keys(owner, message.prompt, block_marks(message.media, tables.block_size))
     return split_keys(keys)
 
 
@@ -83,6 +84,8 @@ def make_request(
     policy, known = config.scheduling_policy, tenants.get(message.tenant)
     priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
     request = Request(message, _prompt_keys(message, tables), tenant=message.tenant if policy == "fair" else "")
+    if message.media:
+        request.marks = block_marks(message.media, tables.block_size)
     if tables.states is not None:
         request.borders = snapshot_places(message.borders, request.num_prompt_tokens, tables.block_size)
     limit = min(request.num_prompt_tokens + message.max_tokens, ready.max_model_len)

@@ -70,6 +70,8 @@ class HostHit(NamedTuple):
     """The block's own, int32."""
     cache_age: int
     """How often the prefix cache had been reset."""
+    whole: bool = False
+    """The block has more than tokens: it is never found by its first ones."""
 
 
 class DraftCounts:

@@ -143,9 +143,12 @@ class Request:
         "embeddings",
         "error",
         "first_token",
+        "items",
         "lease_owner",
         "leases",
+        "marks",
         "max_tokens",
+        "media",
         "num_going",
         "num_live",
         "num_prompt_tokens",
@@ -173,17 +176,17 @@ class Request:
             prompt_keys: the root of the prefix cache's key chain, then a key per full block; none without that cache.
             tenant: whose share it is served from.
         """
-        self.number = message.request
-        self.request_id = message.request_id
+        self.number, self.request_id = message.request, message.request_id
         self.tenant = tenant
         self.owner = ""
         """As `NewRow.tenant`."""
         self.lease_owner, self.session, self.leases = message.tenant, message.session, message.leases
         self.adapter = message.adapter
-        self.streaming = message.streaming
-        self.arrival = message.arrival
-        self.max_tokens = message.max_tokens
-        self.prompt = message.prompt
+        self.streaming, self.arrival = message.streaming, message.arrival
+        self.media, self.items = message.media, {item.digest: item for item in message.items}
+        self.marks: dict[int, bytes] = {}
+        """Of the prompt's blocks with embeddings of images, by their numbers."""
+        self.max_tokens, self.prompt = message.max_tokens, message.prompt
         """int32 [prompt_tokens]."""
         self.embeddings = message.embeddings
         """Embeddings instead of the prompt's tokens; float32 [prompt_tokens, hidden]."""
@@ -273,10 +276,7 @@ class Sequence:
         num_groups: int,
         arrival_key: tuple[int, int, int],
     ) -> None:
-        self.request = request
-        self.row = row
-        self.sampling = sampling
-        self.state = State.WAITING
+        self.request, self.row, self.sampling, self.state = request, row, sampling, State.WAITING
         self.arrival_key = arrival_key
         """Order of service: smaller is served first and preempted last."""
         self.epoch = 0

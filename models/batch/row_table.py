@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.fused_decoder.step import RowMemory
+from troupellm.protocol.messages.media import MediaSpan
 from troupellm.protocol.messages.worker import NULL_BLOCK, NewRow, RowFork, SamplingState, StepPlan
 
 FIRST_SLOTS = 16
@@ -38,6 +39,7 @@ class RowTable:
         states: int64 [slots], the state slot of each row, where the model has states.
         adapted: number of known rows with an adapter.
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
+        media: by slot, positions of the prompt with embeddings of images, until the row has come behind them.
     """
 
     def __init__(self, *, max_model_len: int, block_size: int, num_groups: int = 1, slots: int = FIRST_SLOTS) -> None:
@@ -53,6 +55,7 @@ class RowTable:
         """Slots of rows with embeddings, with a guide, or to be pooled."""
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
+        self.media: dict[int, tuple[MediaSpan, ...]] = {}
         self.adapted = 0
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
         self.blocks: NDArray[np.int32] = np.zeros((num_groups, 0, -(-max_model_len // block_size)), dtype=np.int32)
@@ -76,7 +79,12 @@ class RowTable:
     @property
     def unusual(self) -> bool:
         """True if any row has input embeddings, a guide or prompt log-probabilities, or is to be pooled."""
-        return bool(self._unusual or self._prompt_logprobs)
+        return bool(self._unusual or self._prompt_logprobs or self.media)
+
+    @property
+    def has_inputs(self) -> bool:
+        """True if any row has input embeddings, its own or those of images."""
+        return bool(self.embeddings or self.media)
 
     def add(self, new: NewRow) -> NDArray[np.int32]:
         """Make a row known, or replace an older epoch of it.
@@ -104,6 +112,9 @@ class RowTable:
         if new.embeddings is not None:
             given = np.frombuffer(new.embeddings, dtype="<f4").reshape(new.num_prompt_tokens, -1)
             self.embeddings[slot] = torch.from_numpy(given.copy())
+        self.media.pop(slot, None)
+        if new.media:
+            self.media[slot] = new.media
         if new.embeddings is not None or new.pooling is not None or new.sampling.guide is not None:
             self._unusual.add(slot)
         else:
@@ -117,10 +128,18 @@ class RowTable:
         slot, self._last = self._slots.pop(row, None), None
         if slot is not None:
             self.embeddings.pop(slot, None)
+            self.media.pop(slot, None)
             self._set_adapter(slot, 0)
             self._prompt_logprobs.discard(slot)
             self._unusual.discard(slot)
             self._free.append(slot)
+
+    def pass_media(self, plan: StepPlan) -> None:
+        """Forget the images of rows that the plan computes behind them."""
+        for row, start in zip(plan.rows, plan.starts, strict=True):
+            spans = self.media.get(slot) if (slot := self._slots.get(row)) is not None else None
+            if slot is not None and spans and start >= spans[-1].end:
+                del self.media[slot]
 
     def append_blocks(self, row: int, groups: Sequence[Sequence[int]]) -> None:
         """Add blocks at the end of a row's tables."""

@@ -32,7 +32,7 @@ from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, Mod
 RESERVED = frozenset(
     {
         "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template",
-        "conversation", "tokenize", "return_tensors", "return_dict", "self", "source",
+        "conversation", "tokenize", "return_tensors", "return_dict", "self", "source", "shown",
     }
 )  # fmt: skip
 """Names that a caller's keyword arguments may not set, beside the special tokens."""
@@ -111,6 +111,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         source: str | None = None,
+        shown: list[dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt text.
@@ -120,6 +121,7 @@ class ChatTemplate:
                 add_generation_prompt.
             documents: for templates that ground answers in them; the others refuse them.
             source: text of a template to use instead of the model's own.
+            shown: gets the messages in the form and the order in which the template reads them.
             kwargs: further variables for the template.
 
         Raises:
@@ -144,6 +146,8 @@ class ChatTemplate:
         }
         own = source is None
         forms, shaped, text = self._shown(loaded, messages, variables, own=own)
+        if shown is not None:
+            shown += shaped
         if not continue_final_message:
             return text
         content = shaped[-1].get("content")

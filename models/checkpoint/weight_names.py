@@ -150,13 +150,13 @@ def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: 
     if isinstance(checkpoint, Checkpoint):
         unused = next_token_tensors(checkpoint.names(), model.num_layers)
         if model.text_part:
-            unused += [name for name in checkpoint.names() if _is_other_part(name, within_adapters=bool(names.adapted))]
+            unused += [name for name in checkpoint.names() if is_other_part(name, within_adapters=bool(names.adapted))]
         for name in unused:
             checkpoint.ignore(name)
     return checkpoint if names == StoredNames() else RenamedWeights(checkpoint, names.of)
 
 
-def _is_other_part(name: str, *, within_adapters: bool) -> bool:
+def is_other_part(name: str, *, within_adapters: bool = False) -> bool:
     """True for a tensor of a part that text does not reach; within_adapters: whether adapters are such a part."""
     if within_adapters and any(mark in name for mark in ADAPTERS):
         return True

@@ -261,7 +261,7 @@ class CudaRunner:
     def _graph(self, spans: Spans, sampling: NDArray[np.bool_], kind: int) -> GraphKey | None:
         """The key of the graph that can replay the step: every row goes one token further. May capture one."""
         uniform = bool(sampling.all()) and bool((spans.counts == 1).all())
-        if self.rows.embeddings and self.stages.inputs(spans) is not None:
+        if self.rows.has_inputs and self.stages.inputs(spans) is not None:
             uniform = False
         adapted = self._adapted(spans)
         batch = BatchDescriptor(
@@ -304,7 +304,7 @@ class CudaRunner:
         """The key of the graph that can replay a step with drafts, if any. May capture one."""
         if verify_batch.trees or not sampling.all() or self.stages.with_prompt_logprobs(spans):
             return None
-        if self.rows.embeddings and self.stages.inputs(spans) is not None:
+        if self.rows.has_inputs and self.stages.inputs(spans) is not None:
             return None
         longest, tokens = int(spans.counts.max()), int(spans.counts.sum())
         adapted = self._adapted(spans)
@@ -351,7 +351,7 @@ class CudaRunner:
         text, trees = device_trees(list(grown), sent[8:])
         by_row, by_token = sent[1], sent[2]
         narrow = by_row[1:].to(torch.int32)
-        inputs = self.stages.inputs(spans) if self.rows.embeddings else None
+        inputs = self.stages.inputs(spans) if self.rows.has_inputs else None
         if inputs is not None:
             inputs = (inputs[0].to(self.device.torch_device), inputs[1].to(self.device.torch_device))
         batch = self._maker.make(

@@ -202,7 +202,7 @@ class ModelRunner:
             positions=torch.from_numpy(positions),
             groups=self._groups(spans, owner, places, positions, verify_batch if grown else None),
             logit_tokens=torch.from_numpy(wanted),
-            inputs=self.stages.inputs(spans) if self.rows.embeddings else None,
+            inputs=self.stages.inputs(spans) if self.rows.has_inputs else None,
             adapters=self.stages.adapted(spans, owner),
             states=None if self.cache.states is None else self.stages.states(spans),
             reading=self._reading(spans, owner, places, wanted) if self._reads_on and not grown else None,

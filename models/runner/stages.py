@@ -24,6 +24,7 @@ from troupellm.models.batch.spans import NO_SPANS, Spans, last_places
 from troupellm.models.batch.step_result import Histories, step_result
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.media.encoder_cache import EncoderCache, apply_media
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
 from troupellm.models.runner.step import Step
@@ -74,6 +75,7 @@ class Stages:
         """
         self.decoder, self.cache, self.rows, self.sampler, self.pooler = decoder, cache, rows, sampler, pooler
         self.poison, self.guides, self.speculator, self.adapters = poison, guides, speculator, adapters
+        self.media: EncoderCache | None = None  # where images are encoded
         self._asynchronous = asynchronous
         self._device = cache.storage.device
         self._to_device = partial(to_device, device=self._device)
@@ -92,6 +94,8 @@ class Stages:
             if self.adapters is None or not self.adapters.fill(given.slot, given.digest):
                 text = f"adapter {given.digest[:16]} is not prepared for slot {given.slot}"
                 raise PlanError(f"step {plan.step}: {text}")
+        if plan.encode or plan.forgotten:
+            apply_media(self.media, plan)
         for new in plan.new_rows:
             self._add(new)
         if plan.forks:
@@ -109,6 +113,8 @@ class Stages:
             self.cache.states.copy(plan.states)
         if plan.copies:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
+        if self.rows.media:
+            self.rows.pass_media(plan)
 
     def spans(self, plan: StepPlan, begin: float) -> Step:
         """The step of a plan that was applied: the positions of each row, drafts among them.
@@ -284,6 +290,10 @@ class Stages:
                 part = given[start : start + count]
                 places.append(torch.arange(begin, begin + part.shape[0]))
                 values.append(part)
+            if self.media is not None and slot in self.rows.media:
+                for own, vectors in self.media.within(self.rows.media[slot], start, count):
+                    places.append(own + begin)
+                    values.append(vectors)
             begin += count
         return (torch.cat(places), torch.cat(values)) if places else None
 

@@ -22,7 +22,7 @@ def load_pretrained(
     *,
     attention: str | None = None,
     tensors: Mapping[str, Tensor] | None = None,
-    spared: str = "",
+    spared: str | tuple[str, ...] = (),
 ) -> tuple[Any, list[str]]:
     """The model, and the names of tensors that it has no place for.
 
@@ -68,7 +68,7 @@ def load_pretrained(
     finally:
         if bar:
             logging.enable_progress_bar()
-    missing = [name for name in _names(report["missing_keys"]) if not (spared and name.startswith(spared))]
+    missing = [name for name in _names(report["missing_keys"]) if not name.startswith(spared)]
     refuse_tensors("missing", missing)
     refuse_tensors("mismatched", _names(report["mismatched_keys"]))
     return model, _names(report["unexpected_keys"])

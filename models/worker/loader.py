@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import torch
@@ -31,6 +31,7 @@ from troupellm.models.load.implementation import describe_served
 from troupellm.models.load.notes import attention_note, report_compiling
 from troupellm.models.load.read_decoder import Divided, read_decoder, stored_format
 from troupellm.models.load.states import check_states
+from troupellm.models.media.description import MediaModel, describe_media
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory, serves_adapters
 from troupellm.models.memory.stored_size import stored_size
 from troupellm.models.memory.weight_count import weight_count
@@ -38,6 +39,7 @@ from troupellm.models.parallel.limits import check_parallel, refuse_ranks
 from troupellm.models.parallel.local_config import local_config
 from troupellm.models.parallel.orders import Sizes
 from troupellm.models.parallel.ranks import Ranks
+from troupellm.models.processes.process_limits import available_memory
 from troupellm.models.quantization.checkpoint import Format
 from troupellm.models.quantization.stated import settle_quantization
 from troupellm.models.runner.placement import DTYPES, CpuPlace
@@ -55,8 +57,12 @@ from troupellm.models.worker.ready import decoder_ready
 from troupellm.models.worker.sleep import Parts
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.messages.media import MediaAbility
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, WorkerReady
 from troupellm.protocol.params.pooling import PoolingAbility
+
+if TYPE_CHECKING:
+    from troupellm.models.media.tower import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class ModelPlan:
     """Of a classifier's logits."""
     budget: MemoryBudget
     same: SameModel
+    media: MediaModel | None
+    """None: no images are served."""
 
     @classmethod
     def of(
@@ -120,8 +128,12 @@ class ModelPlan:
         check_states(model, config, on_gpu=place.on_gpu)
         drafting = plan_drafting(config, folder, model, longest, dtype, device, progress)
         stored = stored_size(folder, model, form, dtype, device)
+        media = describe_media(folder, config.media) if model.text_part and model.head == "lm" else None
+        room = place.available()
+        if media is not None:
+            room = (available_memory() if room is None else room) - encoder_bytes(folder, config, dtype)
         budget = plan_memory(
-            model, config, dtype, place.available(), stored, device=device, on_gpu=place.on_gpu, drafter=drafting.needs
+            model, config, dtype, room, stored, device=device, on_gpu=place.on_gpu, drafter=drafting.needs
         )
         return cls(
             folder=folder,
@@ -138,6 +150,7 @@ class ModelPlan:
             activation=classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax",
             budget=budget,
             same=same_model(folder, model, config, dtype, cached, budget.max_model_len, drafting.digests),
+            media=media,
         )
 
     def read(self, progress: ProgressSink) -> RunnableDecoder:
@@ -178,6 +191,8 @@ class LoadedModel:
     drafter: Drafter | None
     adapters: PreparedAdapters | None
     """None where no adapter is served."""
+    tower: "Tower | None"
+    """Encodes images, where they are served."""
     moves: TransferEngine | None
     """Moves blocks to the tiers behind the device, if there are any."""
 
@@ -189,7 +204,7 @@ class LoadedModel:
         """
         decoder, cache, plan = self.parts.decoder, self.parts.cache, self.plan
         speculation: dict[str, Any] = {} if self.drafter is None else self.drafter.speculation(decoder, cache)
-        return plan.place.make_runner(
+        runner = plan.place.make_runner(
             decoder,
             cache,
             max_model_len=self.budget.max_model_len,
@@ -200,6 +215,11 @@ class LoadedModel:
             adapters=self._slots(),
             **speculation,
         )
+        if self.tower is not None:
+            from troupellm.models.media.encoder_cache import EncoderCache
+
+            runner.stages.media = EncoderCache(self.tower)
+        return runner
 
     def ready(self, seconds: float) -> WorkerReady:
         """The report, once the first runner was made. seconds: how long loading took."""
@@ -221,12 +241,24 @@ class LoadedModel:
         )
         if plan.place.ranks is not None:
             ready = msgspec.structs.replace(ready, num_parameters=weight_count(plan.whole))
-        return ready if self.moves is None else self.moves.described(ready)
+        ready = ready if self.moves is None else self.moves.described(ready)
+        return msgspec.structs.replace(ready, media=self._media_ability())
 
     @property
     def note(self) -> str:
         """The last note of the load log."""
         return attention_note(self.plan.attention)
+
+    def _media_ability(self) -> MediaAbility | None:
+        if self.tower is None:
+            return None
+        plan, settings = self.plan, self.plan.config.media
+        vector = plan.model.hidden_size * plan.dtype.itemsize
+        return MediaAbility(
+            kinds=("image",),
+            cache_vectors=max(1, settings.encoder_cache_bytes // vector),
+            step_vectors=settings.max_num_encoder_tokens,
+        )
 
     def _slots(self) -> AdapterSlots | None:
         """Empty adapter slots."""
@@ -274,10 +306,13 @@ def load_model(
     place = CpuPlace(config, ranks) if gpu is None else GpuPlace(gpu, config)
     plan = ModelPlan.of(folder, reader, config, place, progress)
     if ranks is not None:
+        if plan.media is not None:
+            refuse_ranks(ranks, "images (language_model_only serves the text part)")
         ranks.join()
         ranks.tell(Sizes(plan.budget.num_blocks, plan.budget.max_model_len).encode())
     progress(LoadProgress(phase="weights", total=plan.budget.weight_bytes, detail=plan.budget.table()))
     decoder, needs = plan.read(progress), plan.drafting.needs
+    tower = _tower(plan, progress)
     budget = place.measured(plan.budget, decoder, plan.cached, drafter=needs)
     if place.on_gpu:
         progress(LoadProgress(phase="kv_cache", detail=budget.table()))
@@ -304,8 +339,33 @@ def load_model(
         guides=Guides(read_tokenizer, plan.model.vocab_size, jumps=config.guide.guide_fast_forward),
         drafter=Drafter(plan.drafting, config, folder, plan.dtype, budget.max_model_len) if drafts else None,
         adapters=_prepared_adapters(plan),
+        tower=tower,
         moves=moves,
     )
+
+
+def _tower(plan: ModelPlan, progress: ProgressSink) -> "Tower | None":
+    """
+    Raises:
+        ModelLoadError: the encoder cannot be read.
+    """
+    if plan.media is None:
+        return None
+    from troupellm.models.media.tower import read_tower  # which imports transformers
+
+    progress(LoadProgress(phase="weights", detail=f"images are encoded by the tower of {plan.media.architecture}"))
+    return read_tower(plan.folder, plan.media, plan.model.hidden_size, plan.dtype, plan.place.torch_device)
+
+
+def encoder_bytes(folder: Path, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Memory that images take beside the decoder: their encoder, and the embeddings that are kept.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged.
+    """
+    from troupellm.models.media.tower import tower_bytes
+
+    return tower_bytes(folder, dtype) + config.media.encoder_cache_bytes
 
 
 def _prepared_adapters(plan: ModelPlan) -> PreparedAdapters | None:

@@ -15,6 +15,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int
     tasks: list[str]
     """Its uses: generate, embed, classify, score; ours."""
+    modalities: list[str]
+    """Of its prompts: text, image."""
     type: Literal["model"] = "model"
     """From here on the fields of Anthropic's API."""
     display_name: str

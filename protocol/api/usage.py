@@ -10,6 +10,8 @@ class PromptTokensDetails(msgspec.Struct):
     """True where a prompt was longer than `truncate_prompt_tokens` and was cut; ours."""
     cached_tokens_by_source: dict[str, int] | UnsetType = UNSET
     """By tier (device, host, disk, external), where KV blocks are offloaded; ours."""
+    image_tokens: int | UnsetType = UNSET
+    """Those that are embeddings of images, where there are any."""
 
 
 class PredictionDetails(msgspec.Struct, kw_only=True):

@@ -15,6 +15,7 @@ from troupellm.protocol.config.cache import CacheConfig as CacheConfig
 from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.config.lora import LoraConfig
+from troupellm.protocol.config.media import MediaConfig
 from troupellm.protocol.config.parallel import ParallelConfig
 from troupellm.protocol.config.sdk_headers import SDK_HEADERS
 from troupellm.protocol.config.setting_types import (
@@ -234,6 +235,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     offload: OffloadConfig = OffloadConfig()
     leases: LeaseConfig = DEFAULT_LEASES
     lora: LoraConfig = LoraConfig()
+    media: MediaConfig = MediaConfig()
     parallel: ParallelConfig = ParallelConfig()
 
     @property

@@ -11,6 +11,15 @@ PREPARE_SECONDS = 120.0
 """An adapter that the worker has not prepared by then is given up."""
 
 
+class AdapterSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An adapter slot gets another content before the step computes."""
+
+    slot: int
+    """1 to `WorkerReady.max_loras`."""
+    digest: str
+    """Of an adapter that the worker has prepared."""
+
+
 class AdapterRef(msgspec.Struct, frozen=True):
     """The adapter of a request, as it was when the request came."""
 

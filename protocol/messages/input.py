@@ -7,6 +7,7 @@ import msgspec
 
 from troupellm.protocol.config.kv_hints import NO_HINTS, CacheMark, KVHints, PrefixLease
 from troupellm.protocol.messages.adapters import AdapterRef
+from troupellm.protocol.messages.media import MediaItem, MediaSource, MediaSpan
 from troupellm.protocol.messages.output import Outbox
 from troupellm.protocol.params.keyword_names import OtherKeywords
 from troupellm.protocol.params.pooling import PoolingParams
@@ -75,6 +76,8 @@ class TokensPrompt(msgspec.Struct, frozen=True, metaclass=OtherKeywords):
     """The leases that the cache marks of a chat make."""
     borders: tuple[int, ...] = ()
     """As of `SubmitRequest`."""
+    media: tuple[MediaSpan, ...] = ()
+    """As of `SubmitRequest`."""
 
 
 class PairPrompt(msgspec.Struct, frozen=True):
@@ -109,6 +112,10 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     truncation: Truncation | None = None
     cache_marks: tuple[CacheMark, ...] = ()
     """Places up to which the KV cache is to be kept, in the order of the prompt."""
+    media: tuple[MediaSource, ...] = ()
+    """One for each part of type image in the messages, in their order."""
+    items: tuple[MediaItem, ...] = ()
+    """The same, prepared."""
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt | PairPrompt

@@ -6,6 +6,7 @@ import msgspec
 
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, PrefetchSession, PrefixLease
 from troupellm.protocol.messages.adapters import AdapterPreparation, AdapterRef
+from troupellm.protocol.messages.media import MediaItem, MediaSpan
 from troupellm.protocol.messages.worker import SamplingState, StepResult, WorkerReady
 from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
 from troupellm.protocol.params.pooling import PoolingState
@@ -78,6 +79,10 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Input embeddings in place of the prompt's token ids, which are ignored then; float32 [prompt_tokens, hidden]."""
     adapter: AdapterRef | None = None
     """None: the model itself."""
+    media: tuple[MediaSpan, ...] = ()
+    """Positions of the prompt with embeddings of items, ascending."""
+    items: tuple[MediaItem, ...] = ()
+    """The items of those spans, each digest once."""
 
 
 class StepFinished(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.adapters import AdapterSlot as AdapterSlot
 from troupellm.protocol.messages.copies import NO_STATE, BlockCopy as BlockCopy, StateCopy
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.kv_transfers import (
@@ -23,6 +24,7 @@ from troupellm.protocol.messages.kv_transfers import (
     TierReport,
     TransferDone,
 )
+from troupellm.protocol.messages.media import MediaAbility, MediaItem, MediaSpan
 from troupellm.protocol.messages.proposer_report import ProposerReport
 from troupellm.protocol.messages.weight_file import WeightFile
 from troupellm.protocol.params.guide import GuideProgram
@@ -109,6 +111,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     `StepResult.pooled`."""
     state: int = NO_STATE
     """Its state slot, where the model has states."""
+    media: tuple[MediaSpan, ...] = ()
+    """Positions of its prompt with embeddings of items, ascending."""
     tenant: str = ""
     """Namespace of the data kept of its tokens: opaque, a different one for each tenant and each cache salt."""
 
@@ -137,15 +141,6 @@ class RowFork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens that are the parent's first ones."""
     token_id: int
     """The one behind them, with which the row's tokens end."""
-
-
-class AdapterSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An adapter slot gets another content before the step computes."""
-
-    slot: int
-    """1 to `WorkerReady.max_loras`."""
-    digest: str
-    """Of an adapter that the worker has prepared."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -186,6 +181,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     """Transfers that are not needed any more; the worker still answers them."""
     adapters: tuple[AdapterSlot, ...] = ()
     """Slots whose content changes before this step; no row of an earlier adapter of the slot is left."""
+    forgotten: tuple[bytes, ...] = ()
+    """Digests of items whose embeddings are not needed any more, dropped before others are made."""
+    encode: tuple[MediaItem, ...] = ()
+    """Items to encode before this step computes."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -349,6 +348,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0  # of each of them
     max_loras: int = 0
     """Adapter slots, and so the adapters of one step, at most; 0: this model or device serves no adapters."""
+    media: MediaAbility | None = None
+    """None: it encodes no images."""
     host_slots: int = 0
     """Blocks that the host tier holds; 0: there is none."""
     tiers: tuple[TierInfo, ...] = ()

@@ -50,6 +50,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The same by tier; None where there are no tiers behind the device."""
     reasoning_tokens: int = 0
     """Of the completion's tokens, those that were reasoning; counted where answers are parsed."""
+    image_tokens: int = 0
+    """Prompt tokens that are embeddings of images."""
     draft_steps: int = 0
     """Steps in which a sequence had drafts verified."""
     draft_tokens: int = 0

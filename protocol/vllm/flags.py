@@ -45,9 +45,9 @@ _NAMES = {
     "use --cudagraph-capture-sizes": "cuda-graph-sizes max-cudagraph-capture-size",
     "parsers are plug-ins of the entry point group troupellm.dialects": "tool-parser-plugin reasoning-parser-plugin",
     "tools that may not be called are never shown to the model; leave it out": "exclude-tools-when-tool-choice-none",
-    "only text models are served; leave it out": """
-        limit-mm-per-prompt allowed-media-domains language-model-only enable-mm-embeds media-io-kwargs
-        mm-processor-kwargs trust-request-mm-kwargs mm-processor-cache-gb mm-processor-cache-type
+    "use --mm-processor-cache-bytes": "mm-processor-cache-gb",
+    "images are taken without it; leave it out": """
+        enable-mm-embeds media-io-kwargs trust-request-mm-kwargs mm-processor-cache-type
         mm-shm-cache-max-object-size-mb mm-hasher-algorithm mm-encoder-only mm-encoder-tp-mode mm-encoder-attn-backend
         mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-path mm-encoder-fp8-scale-save-margin
         interleave-mm-strings skip-mm-profiling video-pruning-rate video-pruning-method mm-tensor-ipc

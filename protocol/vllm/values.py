@@ -57,7 +57,7 @@ _ROWS: tuple[tuple[tuple[Any, ...], str], ...] = (
     """),
     (_BOTH, """
         enable-sleep-mode use-tqdm-on-load disable-custom-all-reduce disable-nccl-for-dp-synchronization
-        disable-mm-preprocessor-cache language-model-only skip-mm-profiling disable-chunked-mm-input
+        disable-mm-preprocessor-cache skip-mm-profiling disable-chunked-mm-input
         mm-device-do-normalize disable-image-processor enable-flash-late-interaction swa-bounded-replay
     """),
     (("auto",), """

@@ -67,7 +67,8 @@ class VolatileLines:
         content = message["content"]
         if isinstance(content, str):
             return {**message, "content": self._kept(content, found)}
-        return {**message, "content": [{**part, "text": self._kept(part["text"], found)} for part in content]}
+        parts = [{**part, "text": self._kept(part["text"], found)} if "text" in part else part for part in content]
+        return {**message, "content": parts}
 
     def _kept(self, text: str, found: list[str]) -> str:
         kept: list[str] = []

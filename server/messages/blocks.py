@@ -16,6 +16,7 @@ from troupellm.protocol.api.open_schemas import SKIPPED_BLOCKS
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.checks import printable
 from troupellm.server.base.skipped import skipped_names
+from troupellm.server.messages.images import IMAGE, SEE_BELOW, Part, image_part, joined_parts
 from troupellm.server.messages.tool_changes import CHANGES, ToolChange, tool_change
 from troupellm.server.openai.past_messages import MAX_MESSAGES, media_of, newest_places, past_texts, without_billing
 
@@ -41,15 +42,18 @@ class Conversation(msgspec.Struct):
     """Parts that the model does not get as they were sent; see `skipped_names`."""
     changes: list[ToolChange] = []
     """Of the tools on offer, in order."""
+    sees: bool = False
+    """The model takes images."""
 
     def skip(self, noun: str, kinds: Sequence[str]) -> None:
         self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
 
 
-def conversation_of(system: object, given: Sequence[InputMessage]) -> Conversation:
+def conversation_of(system: object, given: Sequence[InputMessage], *, sees: bool = False) -> Conversation:
     """
     Args:
         system: a text or a list of text blocks.
+        sees: the model takes images.
 
     Raises:
         InvalidRequest: too many; or a fault of the system or of the newest turn, which names `messages[i].content[j]`
@@ -58,7 +62,7 @@ def conversation_of(system: object, given: Sequence[InputMessage]) -> Conversati
     if len(given) > MAX_MESSAGES:
         message = f"messages must have at most {MAX_MESSAGES} entries, got {len(given)}"
         raise InvalidRequest(message, param="messages")
-    made = Conversation()
+    made = Conversation(sees=sees)
     if system and (text := _system(system)):
         made.messages.append({"role": "system", "content": text})
     newest = newest_places([message.role for message in given])
@@ -113,25 +117,35 @@ def _blocks(place: int, content: object, *, newest: bool) -> Iterator[Placed]:
 
 
 def _add_user(made: Conversation, blocks: Iterable[Placed]) -> None:
-    texts: list[str] = []
+    parts: list[Part] = []
     results = 0
     for one in blocks:
         if _kind(one) in _RESULTS:
-            _add_result(made, one)
+            parts += _add_result(made, one)
             results += 1
+        elif made.sees and _kind(one) == IMAGE:
+            parts.append(image_part(one.block, one.here))
         else:
-            texts += filter(None, _texts(made, one))
-    if texts or not results:
-        made.messages.append({"role": "user", "content": "\n\n".join(texts)})
+            parts += filter(None, _texts(made, one))
+    if parts or not results:
+        made.messages.append({"role": "user", "content": joined_parts(parts)})
 
 
-def _add_result(made: Conversation, one: Placed) -> None:
-    found = past_texts(one.block.get("content"))
+def _add_result(made: Conversation, one: Placed) -> list[Part]:
+    """Returns the images of the result, which the user's message shows: few templates read them in a result."""
+    content = one.block.get("content")
+    images: list[Part] = []
+    if made.sees and isinstance(content, list):
+        placed = [Placed(f"{one.here}.content[{place}]", block, newest=False) for place, block in enumerate(content)]
+        images = [image_part(block.block, block.here) for block in placed if _kind(block) == IMAGE]
+        content = [block.block for block in placed if _kind(block) != IMAGE]
+    found = past_texts(content)
     made.skip("block", found.skipped)
-    text = "\n\n".join(found.texts)
+    text = "\n\n".join([*found.texts, *([SEE_BELOW] if images else [])])
     if one.block.get("is_error"):
         text = f"Error: {text}"
     made.messages.append({"role": "tool", "tool_call_id": one.block.get("tool_use_id"), "content": text})
+    return images
 
 
 def _add_assistant(made: Conversation, blocks: Iterable[Placed]) -> None:

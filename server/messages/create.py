@@ -116,7 +116,13 @@ async def _marks(exchange: Exchange, request: PromptFields, *, last: bool = Fals
 async def _translated(host: ServerState, exchange: Exchange, request: _Request) -> Translated:
     chat_format = host.require().chat_format
     thinking = chat_format.chat_syntax.thinking
-    work = partial(translate, request, switches=thinking.switches if thinking else (), thinks=chat_format.thinks)
+    work = partial(
+        translate,
+        request,
+        switches=thinking.switches if thinking else (),
+        thinks=chat_format.thinks,
+        sees=host.require().ready.media is not None,
+    )
     translated = await offload(work) if is_large(exchange) else work()
     host.skipped.report(exchange, translated.skipped)
     return translated

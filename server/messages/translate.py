@@ -59,12 +59,13 @@ class Translated(msgspec.Struct, frozen=True):
     """Parts that the model does not get as they were sent."""
 
 
-def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -> Translated:
+def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool, sees: bool = False) -> Translated:
     """Pure, and linear in the size of the request.
 
     Args:
         switches: variables of the model's chat template that turn its thinking on and off.
         thinks: whether it can think at all.
+        sees: whether it takes images.
 
     Raises:
         InvalidRequest: names the field, as this API calls it.
@@ -72,7 +73,7 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
     for name, reason in _REFUSED.items():
         if getattr(request, name, None):
             raise InvalidRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
-    conversation = conversation_of(request.system, request.messages)
+    conversation = conversation_of(request.system, request.messages, sees=sees)
     tools, names, others = _tools(request.tools or [], conversation.changes)
     values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name, None)) is not None}
     values["messages"] = conversation.messages

@@ -10,6 +10,7 @@ import msgspec
 from troupellm.actors.client.chat_turn import ChatTurn, TurnAnswer
 from troupellm.actors.client.stream import Stream
 from troupellm.models.chat_parsers.served_parser import ChatParser
+from troupellm.models.media.description import text_only
 from troupellm.protocol.api.anthropic import InputMessage
 from troupellm.protocol.api.chat import ChatMessage, ChatRequest, ToolFields
 from troupellm.protocol.api.tools import ToolBody, ToolChoiceBody
@@ -141,15 +142,20 @@ async def prepare(host: ServerState, exchange: Exchange, request: ChatRequest) -
 
 def _prepare(host: ServerState, engine: ServedEngine, session: Session, request: ChatRequest) -> Prepared:
     use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
-    chat = plain_messages(request.messages)
+    chat = plain_messages(request.messages, no_images(engine))
     messages = chat.messages if host.volatile_lines is None else host.volatile_lines.moved(chat.messages)
     prompt = chat_prompt(request, messages, by_name(use.tools) if session.id and use.tools else use.tools)
     kwargs = engine.chat_format.with_effort(prompt.template_kwargs, request.reasoning_effort)
-    prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs)
+    prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs, media=chat.media)
     chat_parser = engine.chat_parser(prompt, use, show_reasoning=request.include_reasoning is not False)
     params = sampling_params(request, engine)
     params = params if chat_parser is None else chat_parser.applied(params)
     return Prepared(prompt, params, chat_parser, [*session.skipped, *chat.skipped])
+
+
+def no_images(engine: ServedEngine) -> str | None:
+    """Why an engine takes no images, for clients; None where it takes them."""
+    return None if engine.ready.media is not None else text_only(engine.model_names[0], engine.config.media)
 
 
 def tool_use_of(request: ToolFields, *, automatic: bool = True) -> ToolUse:

@@ -14,9 +14,12 @@ import msgspec
 
 from troupellm.protocol.api.chat import ChatMessage
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.messages.media import MediaSource
 from troupellm.server.base.skipped import skipped_names
+from troupellm.server.openai.image_parts import IMAGE_PART, image_source, is_image
 
 MEDIA = ("image", "audio", "video", "file")
+TEXT_ONLY = "images are not taken here"
 _AS_FILES = ("document", "pdf", "attachment")
 _RESULTS = ("tool", "function")
 """Roles of the results of tools."""
@@ -142,10 +145,15 @@ class PlainChat(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
     skipped: list[str]
     """Parts that the model does not get as they were sent; see `skipped_names`."""
+    media: tuple[MediaSource, ...] = ()
+    """One for each part of type image in the messages."""
 
 
-def plain_messages(messages: Sequence[ChatMessage]) -> PlainChat:
+def plain_messages(messages: Sequence[ChatMessage], no_images: str | None = TEXT_ONLY) -> PlainChat:
     """
+    Args:
+        no_images: why the model takes no images; None where it takes them.
+
     Raises:
         InvalidRequest: none or too many, or a fault of the newest turn; names `messages[i]` and the field in it.
     """
@@ -154,12 +162,12 @@ def plain_messages(messages: Sequence[ChatMessage]) -> PlainChat:
     if len(messages) > MAX_MESSAGES:
         message = f"messages must have at most {MAX_MESSAGES} entries, got {len(messages)}"
         raise InvalidRequest(message, param="messages")
-    reader = _Reader(newest_places([message.role or "?" for message in messages]))
+    reader = _Reader(newest_places([message.role or "?" for message in messages]), no_images)
     for place, given in enumerate(messages):
         reader.add(place, given)
     if not reader.made:
         raise InvalidRequest("messages must not be empty", param="messages")
-    return PlainChat(reader.made, list(reader.skipped))
+    return PlainChat(reader.made, list(reader.skipped), tuple(reader.media))
 
 
 def plain_arguments(given: object) -> dict[str, Any] | str:
@@ -187,7 +195,9 @@ def plain_arguments(given: object) -> dict[str, Any] | str:
 
 
 class _Reader:
-    def __init__(self, newest: frozenset[int]) -> None:
+    def __init__(self, newest: frozenset[int], no_images: str | None) -> None:
+        self.media: list[MediaSource] = []
+        self._no_images = no_images
         self.made: list[dict[str, Any]] = []
         self.skipped: dict[str, None] = {}
         self._newest = newest
@@ -204,11 +214,11 @@ class _Reader:
             self._skip("message", [role])
             role = "user"
         if role in _RESULTS:
-            self._result(message)
+            self._result(here, message)
         elif role == "assistant":
             self._answer(place, message)
         else:
-            content = _strict_content(here, message.content) if newest else self._content(message.content)
+            content = self._strict_content(here, message.content) if newest else self._content(message.content, here)
             if role in _SYSTEM and not self.made:
                 rest = _without_billing(content)
                 if content and not rest:
@@ -269,30 +279,79 @@ class _Reader:
                 },
             }
 
-    def _result(self, message: ChatMessage) -> None:
-        content = self._content(message.content)
+    def _result(self, here: str, message: ChatMessage) -> None:
+        content = self._content(message.content, here)
         call_id = message.tool_call_id
         if call_id is None and self._open:
             call_id = next(iter(self._open))
         if not isinstance(call_id, str) or call_id not in self._calls:
             self._skip("result", [WITHOUT_CALL])
-            text = content if isinstance(content, str) else "\n".join([part["text"] for part in content])
-            self.made.append({"role": "user", "content": f"Result of an earlier call: {text}"})
+            told = "Result of an earlier call: "
+            whole = f"{told}{content}" if isinstance(content, str) else _joined(told, content)
+            self.made.append({"role": "user", "content": whole})
             return
         self._open.pop(call_id, None)
         made = self._append("tool", content, message)
         made["tool_call_id"] = call_id
         made.setdefault("name", self._calls[call_id])
 
-    def _content(self, content: object) -> str | list[dict[str, str]]:
-        """A text, or its parts: the chat template decides which form it reads."""
+    def _content(self, content: object, here: str = "") -> str | list[dict[str, str]]:
+        """A text, or its parts: the chat template decides which form it reads.
+
+        Args:
+            here: of a message whose images the model may see.
+        """
         if isinstance(content, str):
             return content
+        if here and self._no_images is None and isinstance(content, list) and any(map(is_image, content)):
+            parts: list[dict[str, str]] = []
+            for place, part in enumerate(content):
+                parts += self._past_image(f"{here}.content[{place}]", part) if is_image(part) else self._texts([part])
+            return parts
         found = past_texts(content)
         self._skip("part", found.skipped)
         if isinstance(content, list):
             return [{"type": "text", "text": text} for text in found.texts]
         return "\n".join(found.texts)  # templates write a content that is null as "None"
+
+    def _texts(self, parts: list[object]) -> list[dict[str, str]]:
+        found = self._content(parts)
+        return found if isinstance(found, list) else [{"type": "text", "text": found}]
+
+    def _past_image(self, field: str, part: Mapping[str, Any]) -> list[dict[str, str]]:
+        try:
+            self.media.append(image_source(part, field))
+        except InvalidRequest:
+            return self._texts([part])
+        return [IMAGE_PART]
+
+    def _strict_content(self, here: str, content: object) -> str | list[dict[str, str]]:
+        """
+        Raises:
+            InvalidRequest: it is missing, or has a part that the model does not take.
+        """
+        if content is None:
+            message = f"{here}.content is missing"
+            raise InvalidRequest(message, param=f"{here}.content", code="missing_required_parameter")
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            message = f"{here}.content must be a text or a list of parts"
+            raise InvalidRequest(message, param=f"{here}.content", code="invalid_type")
+        parts = []
+        for position, part in enumerate(content):
+            param = f"{here}.content[{position}]"
+            if is_image(part):
+                if self._no_images is not None:
+                    raise InvalidRequest(f"{param} must be a part of type text: {self._no_images}", param=param)
+                self.media.append(image_source(part, param))
+                parts.append(IMAGE_PART)
+                continue
+            kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)
+            if kind != "text" or not isinstance(text, str):
+                raise InvalidRequest(f"{param} must be a part of type text with a text", param=param)
+            parts.append({"type": "text", "text": text})
+        return parts
 
     def _skip(self, noun: str, kinds: Sequence[str]) -> None:
         if kinds:
@@ -304,7 +363,7 @@ def _without_billing(content: str | list[dict[str, str]]) -> str | list[dict[str
         return without_billing(content)
     if not content:
         return content
-    text = without_billing(content[0]["text"])
+    text = without_billing(content[0].get("text", ""))
     return [{**content[0], "text": text}, *content[1:]] if text else content[1:]
 
 
@@ -325,24 +384,8 @@ def _function(call: object) -> Mapping[str, Any] | None:
     return call if "name" in call else None
 
 
-def _strict_content(here: str, content: object) -> str | list[dict[str, str]]:
-    """
-    Raises:
-        InvalidRequest: it is missing, or has another part than text.
-    """
-    if content is None:
-        message = f"{here}.content is missing"
-        raise InvalidRequest(message, param=f"{here}.content", code="missing_required_parameter")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        message = f"{here}.content must be a text or a list of parts"
-        raise InvalidRequest(message, param=f"{here}.content", code="invalid_type")
-    parts = []
-    for position, part in enumerate(content):
-        kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)
-        if kind != "text" or not isinstance(text, str):
-            param = f"{here}.content[{position}]"
-            raise InvalidRequest(f"{param} must be a part of type text with a text", param=param)
-        parts.append({"type": "text", "text": text})
-    return parts
+def _joined(told: str, parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """The parts behind a text, as one text where none of them is an image."""
+    if any(part["type"] != "text" for part in parts):
+        return [{"type": "text", "text": told}, *parts]
+    return told + "\n".join([part["text"] for part in parts])

@@ -85,7 +85,8 @@ def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> Usa
     cached = sum(usage.cached_tokens for usage in usages)
     reasoning = sum(usage.reasoning_tokens for usage in usages)
     truncated = True if any(usage.truncated for usage in usages) else UNSET
-    of_prompt = PromptTokensDetails(cached, truncated, _sources(usages))
+    images = sum(usage.image_tokens for usage in usages) or UNSET
+    of_prompt = PromptTokensDetails(cached, truncated, _sources(usages), images)
     of_completion = CompletionTokensDetails(reasoning, **predictions(usages))
     return UsageBody(prompt, completion, prompt + completion, of_prompt, of_completion)
 

@@ -152,7 +152,7 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[servr]\nport = 1\n", "unknown section servr; there are cache, guide, leases, lora, model, "),
+        ("[servr]\nport = 1\n", "unknown section servr; there are cache, guide, leases, lora, media, model, "),
         ("[cache]\nport = 1\n", "port belongs to the section server, not to cache"),
         ("port = 1\n[server]\nport = 2\n", "port is given twice"),
         ("max-num-seqs = 1\nmax_num_seqs = 2\n", "max_num_seqs is given twice"),

@@ -1,0 +1,251 @@
+"""Preparing images in processes that may be killed: image files of strangers are decoded there and nowhere else.
+
+An image that takes too much time or memory costs its process, which is replaced.
+"""
+
+import logging
+from collections import deque
+from typing import Protocol
+
+import anyio
+
+from troupellm.actors.runtime.processes import ChildProcess, Processes
+from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.protocol.config.media import MediaConfig
+from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
+from troupellm.protocol.wire.frames import Assembler, Codec, FrameError, Hello
+from troupellm.protocol.wire.media import (
+    HELLO,
+    MAX_FRAME_BYTES,
+    FromMedia,
+    ImagePrepared,
+    ImageRefused,
+    LoadProcessor,
+    PrepareImage,
+    ProcessorLoaded,
+    ToMedia,
+)
+
+logger = logging.getLogger("troupellm.media")
+
+MODULE = "troupellm.models.media.prepare_main"
+PARALLEL = 2
+START_SECONDS = 120.0
+"""The libraries take seconds to import, on a busy machine many."""
+KILL_SECONDS = 5.0
+MEMORY_BYTES = 4 * 2**30
+"""Of addresses, beyond those that the libraries take."""
+PATIENCE = 10
+"""An image that does not get its processor time is waited for up to so many times as long."""
+SHORTEST_WAIT_SECONDS = 0.01
+
+
+class ImageFault(Exception):
+    """The image itself is at fault; the text is fit for clients."""
+
+
+class MediaPreparer(Protocol):
+    """The port through which the media actor has images prepared."""
+
+    @property
+    def parallel(self) -> int:
+        """How many are prepared at once at most."""
+
+    async def prepare(self, data: bytes) -> ImagePrepared:
+        """Decode an image and make of it what the encoder reads. At most `parallel` calls at once.
+
+        Raises:
+            ImageFault: it cannot be served.
+            TroupeError: images cannot be prepared here, or not now.
+        """
+
+    async def warm_up(self) -> None:
+        """Have a process ready; never raises."""
+
+
+class ProcessPreparer:
+    """Implements `MediaPreparer`. Processes are started when they are needed, and stay."""
+
+    def __init__(self, folder: str, config: MediaConfig, processes: Processes, *, follow_links: bool = False) -> None:
+        """follow_links: also out of the model's folder."""
+        self._processes, self._seconds = processes, config.media_timeout
+        self._load = LoadProcessor(
+            folder=folder,
+            follow_links=follow_links,
+            settings=config.mm_processor_kwargs,
+            max_pixels=config.max_image_pixels,
+            memory_bytes=MEMORY_BYTES,
+        )
+        self._idle: list[_Child] = []
+        self._all: list[_Child] = []
+        self._starting = anyio.Lock()
+        self._closed = False
+        self.num_killed = 0
+        """Processes that were lost over an image."""
+
+    @property
+    def parallel(self) -> int:
+        return PARALLEL
+
+    @property
+    def pids(self) -> list[int]:
+        return [child.process.pid for child in self._all if child.process is not None]
+
+    async def prepare(self, data: bytes) -> ImagePrepared:
+        child = await self._take()
+        healthy = False
+        try:
+            answer = await self._ask(child, PrepareImage(data))
+            healthy = True
+        except _ChildGone:
+            logger.warning("a process that prepared an image is gone")
+            raise ImageFault("it takes too much memory to prepare, or its file breaks the decoder") from None
+        finally:
+            if healthy and not self._closed:
+                self._idle.append(child)
+            else:
+                self.num_killed += 1
+                with anyio.CancelScope(shield=True):
+                    await self._end(child)
+        match answer:
+            case ImagePrepared():
+                return answer
+            case ImageRefused(message=message):
+                raise ImageFault(message)
+            case _:
+                raise RequestFailed("the image could not be prepared")
+
+    async def _ask(self, child: "_Child", message: PrepareImage) -> FromMedia:
+        """Give a child an image, and as much processor time as it may take, on a busy machine much later."""
+        timeout = left = self._seconds
+        before = child.cpu_seconds
+        child.send(message)
+        with anyio.move_on_after(PATIENCE * timeout):
+            while left > 0.0:
+                with anyio.move_on_after(max(left, SHORTEST_WAIT_SECONDS)):
+                    return await child.next()
+                now = child.cpu_seconds
+                left = 0.0 if before is None or now is None else timeout - (now - before)
+        raise ImageFault(f"it takes longer than {timeout:g} s to prepare")
+
+    async def warm_up(self) -> None:
+        try:
+            async with self._starting:
+                if not self._all:
+                    self._idle.append(await self._start())
+        except TroupeError as error:
+            logger.warning("images cannot be prepared: %s", error)
+
+    async def close(self) -> bool:
+        """End all processes; False when one does not go."""
+        self._closed = True
+        return all([await self._end(child) for child in list(self._all)])
+
+    async def _take(self) -> "_Child":
+        """An idle process, or a new one."""
+        while True:
+            while self._idle:
+                child = self._idle.pop()
+                if not child.gone:
+                    return child
+                await self._end(child)
+            async with self._starting:
+                if not self._idle:  # else one has become ready meanwhile
+                    return await self._start()
+
+    async def _start(self) -> "_Child":
+        if self._closed:
+            raise EngineStopped("the engine was closed")
+        child = _Child()
+        self._all.append(child)
+        ready = False
+        try:
+            await child.open(self._processes, self._load)
+            ready = True
+        finally:
+            if not ready:
+                with anyio.CancelScope(shield=True):
+                    await self._end(child)
+        return child
+
+    async def _end(self, child: "_Child") -> bool:
+        if child in self._all:
+            self._all.remove(child)
+        return await child.end()
+
+
+class _ChildGone(Exception):
+    """The process has died or talks nonsense."""
+
+
+class _Child:
+    """One process. Implements `ProcessEvents`."""
+
+    def __init__(self) -> None:
+        self.process: ChildProcess | None = None
+        self.gone = False
+        self._codec: Codec[ToMedia | Hello] = Codec(limit=MAX_FRAME_BYTES)
+        self._assembler: Assembler[FromMedia] = Assembler(FromMedia, HELLO, limit=MAX_FRAME_BYTES)
+        self._messages: deque[FromMedia] = deque()
+        self._waiter: Waiter | None = None
+
+    async def open(self, processes: Processes, load: LoadProcessor) -> None:
+        """Raises EngineStopped: there is no process now; RequestFailed: the processor cannot be read."""
+        try:
+            self.process = await processes.start(MODULE, self)
+            self.process.send(self._codec.encode(HELLO))
+            self.send(load)
+            with anyio.fail_after(START_SECONDS):
+                answer = await self.next()
+        except (OSError, TimeoutError, _ChildGone) as error:  # a TimeoutError is an OSError
+            logger.warning("a process that prepares images cannot be started: %s", error)
+            raise EngineStopped("images cannot be prepared now", code="engine_restarting") from None
+        if not isinstance(answer, ProcessorLoaded) or answer.error is not None:
+            logger.error("images cannot be prepared for this model: %s", getattr(answer, "error", "no answer"))
+            raise RequestFailed("the model's image processor cannot be read")
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        return None if self.process is None else self.process.cpu_seconds
+
+    def send(self, message: ToMedia) -> None:
+        assert self.process is not None
+        self.process.send(self._codec.encode(message))
+
+    async def next(self) -> FromMedia:
+        """The next message. Raises _ChildGone."""
+        while not self._messages:
+            if self.gone:
+                raise _ChildGone("it has closed its connection")
+            waiter = self._waiter = new_waiter()
+            await waiter.wait()
+        return self._messages.popleft()
+
+    async def end(self) -> bool:
+        """Kill it and wait until it is gone; False if it does not go."""
+        self.gone = True
+        if self.process is None:
+            return True
+        self.process.kill()
+        return await self.process.ended(KILL_SECONDS) is not None
+
+    def received(self, data: bytes) -> None:
+        if self.gone:
+            return
+        try:
+            self._messages.extend(self._assembler.feed(data))
+        except FrameError:
+            self.gone = True
+        self._wake()
+
+    def closed(self) -> None:
+        self.gone = True
+        self._wake()
+
+    def said(self, line: str) -> None:
+        logger.info("[media] %s", line)
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            self._waiter.wake()
+            self._waiter = None
