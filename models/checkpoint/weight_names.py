@@ -13,6 +13,8 @@ from troupellm.models.gguf.weights import GgufWeights
 
 StoredWeights = Checkpoint | GgufWeights
 FIRST = "model."
+STATE_SPACES = "backbone."
+"""The same in models that are state spaces, most of all."""
 HEAD = "lm_head"
 TEXT_PARTS = (
     # prefix of the body, name of the head
@@ -120,7 +122,7 @@ def stored_names(model: DecoderConfig, stored: StoredWeights, embedding: str) ->
     if model.text_part:
         adapted = frozenset(name.partition(ADAPTED)[0] for name in stored.names() if f"{ADAPTED}." in name)
     usual = StoredNames(renamed=model.renamed, adapted=adapted)
-    places = [*(TEXT_PARTS if model.text_part else ()), (FIRST, HEAD), ("", HEAD)]  # the last: a body saved alone
+    places = [*(TEXT_PARTS if model.text_part else ()), (FIRST, HEAD), (STATE_SPACES, HEAD), ("", HEAD)]
     candidates = [usual._replace(body=body, head=head.removesuffix(HEAD)) for body, head in places]
     return next((names for names in candidates if stored.has(names.of(embedding))), usual)
 

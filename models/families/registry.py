@@ -28,12 +28,14 @@ from troupellm.models.families import (
     lfm2,
     llama,
     llama4,
+    mamba2,
     mimo_v2,
     minimax_m2,
     ministral,
     mistral,
     mixtral,
     nemotron,
+    nemotron_h,
     olmo2,
     phi,
     phi3,
@@ -88,6 +90,8 @@ _FAMILIES = (
     starcoder2,
     lfm2,
     qwen3_next,
+    mamba2,
+    nemotron_h,
 )
 _WRITES = "ForCausalLM"
 
