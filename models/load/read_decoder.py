@@ -16,7 +16,7 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder, RunnableDecoder
 from troupellm.models.load.notes import next_token_notes, rope_notes
 from troupellm.models.load.to_device import OnDevice
 from troupellm.models.memory.plan import MemoryBudget
-from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import QuantizationFormat, QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import ANY_STORED, QuantizeOnLoad
 from troupellm.models.quantization.unsaid import check_plain
@@ -32,7 +32,7 @@ INPUT_BITS: dict[str, InputBits] = {"int16": FINE, "int8": 8}
 def read_decoder(
     folder: Path,
     model: DecoderConfig,
-    form: Format | None,
+    form: QuantizationFormat | None,
     config: ModelConfig,
     dtype: torch.dtype,
     budget: MemoryBudget,
@@ -82,7 +82,7 @@ def read_decoder(
     return decoder
 
 
-def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> Format | None:
+def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> QuantizationFormat | None:
     """How a checkpoint's weights are quantized; None where they are not, or in blocks of a GGUF file.
 
     Raises:
@@ -102,7 +102,7 @@ def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> Fo
 def open_weights(
     folder: Path,
     model: DecoderConfig,
-    form: Format | None,
+    form: QuantizationFormat | None,
     dtype: torch.dtype,
     taken: Callable[[int], None] = lambda _: None,
     input_bits: InputBits = FINE,

@@ -32,7 +32,7 @@ from troupellm.models.load.read_decoder import read_decoder, stored_format
 from troupellm.models.load.states import check_states
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory, serves_adapters
 from troupellm.models.memory.stored_size import stored_size
-from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.quantization.checkpoint import QuantizationFormat
 from troupellm.models.quantization.stated import settle_quantization
 from troupellm.models.runner.placement import DTYPES, CpuPlace
 from troupellm.models.runner.poison import Poison
@@ -62,7 +62,7 @@ class ModelPlan:
     place: CpuPlace | GpuPlace
     model: DecoderConfig
     """As it is run, cache groups included."""
-    form: Format | None
+    form: QuantizationFormat | None
     """How the weights are stored, if quantized."""
     dtype: torch.dtype
     cached: torch.dtype
