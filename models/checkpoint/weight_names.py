@@ -144,6 +144,8 @@ def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: 
             else:
                 checkpoint.ignore(weight)
     if isinstance(checkpoint, Checkpoint):
+        for layer in range(model.num_layers if model.sparse_keys else 0):
+            checkpoint.ignore_all(names.of(f"model.layers.{layer}.self_attn.indexer."))
         unused = next_token_tensors(checkpoint.names(), model.num_layers)
         if model.text_part:
             unused += [name for name in checkpoint.names() if _is_other_part(name, within_adapters=bool(names.adapted))]

@@ -324,6 +324,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Only with `layer_scalar`."""
     head_bias: bool = False
     mla: MlaConfig | None = None
+    sparse_keys: int | None = None
+    """Keys that an indexer chooses for each token. It is not run: no sequence is longer, so that all are chosen."""
     short_conv: ShortConvConfig | None = None
     gated_delta: GatedDeltaConfig | None = None
     ssd: SsdConfig | None = None
