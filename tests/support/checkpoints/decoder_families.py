@@ -232,6 +232,7 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         state_size=24,
         conv_kernel=3,
         use_bias=True,
+        initializer_range=0.3,
         tie_word_embeddings=True,
     ),
     "nemotron_h": lambda: transformers.NemotronHConfig(
