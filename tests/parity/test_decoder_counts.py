@@ -1,4 +1,4 @@
-"""Which text decoders of `transformers` are served: by a family of our own, by its code, or by neither, with a reason."""
+"""Text decoders of `transformers`: served by a family of our own, by its code, or refused with a reason."""
 
 import json
 from pathlib import Path
