@@ -214,8 +214,10 @@ class Leases:
         if own is None:
             return None
         pool, states = self._tables.pool, self._tables.states
-        for key in [] if states is None else [key for keys in own for key in keys]:
-            states.slots.end_leases(key)
+        if states is not None:
+            for keys in own:
+                for key in keys:
+                    states.slots.end_leases(key)
         found = [[pool.find(key, group) for key in keys] for keys in own for group in range(len(self._tables.windows))]
         return sum(pool.evict_first([block for block in blocks if block is not None]) for blocks in found)
 
