@@ -11,7 +11,6 @@ from troupellm.load_tests.flags import engine, kv_cache, operations, serve, serv
 BENCHMARKS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "serve": (serve.serve, "open-loop load on a running server"),
     "throughput": (engine.throughput, "offline, beside transformers"),
-    "hybrid": (engine.hybrid, "a model with states: decoding, second turns, snapshots"),
     "offline": (engine.offline, "tokens/s beside OpenVINO, vLLM, llama.cpp"),
     "gguf": (engine.gguf, "tokens/s of GGUF files, beside llama.cpp"),
     "quality": (engine.quality, "what fewer bits cost: perplexity beside bytes"),

@@ -131,18 +131,6 @@ def throughput(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--result-json", metavar="FILE")
 
 
-def hybrid(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", choices=("100m", "tiny"), default="100m", help="size of the random model")
-    parser.add_argument("--rows", type=count, nargs="+", default=[1, 16], help="answers at once, a cell each")
-    parser.add_argument("--input-len", type=count, default=64, help="prompt tokens of the decoding cells")
-    parser.add_argument("--output-len", type=count, default=64, help="tokens of each answer")
-    parser.add_argument("--chat-len", type=count, default=4096, help="tokens of the first turn")
-    parser.add_argument("--interval", type=count, default=2048, help="tokens between snapshots whose cost is measured")
-    parser.add_argument("--repeats", type=count, default=3, help="interleaved runs whose median counts")
-    parser.add_argument("--num-threads", type=count, default=None, help="torch threads of all; default: all cores")
-    parser.add_argument("--result-json", metavar="FILE")
-
-
 def offline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--configs", nargs="+", choices=OFFLINE_CONFIGS, default=list(OFFLINE_CONFIGS[:3]), help="random models"
