@@ -33,6 +33,11 @@ if TYPE_CHECKING:
         Histogram as Histogram,
         Vector as Vector,
     )
+    from troupellm.kernels.quantized_linear import (
+        Int8WeightOnly as Int8WeightOnly,
+        Outline as Outline,
+        QuantizedWeight as QuantizedWeight,
+    )
     from troupellm.models.batch.row_drafts import Drafts as Drafts
     from troupellm.models.chat_parsers.syntax import (
         CallSyntax as CallSyntax,
@@ -41,6 +46,15 @@ if TYPE_CHECKING:
         Thinking as Thinking,
         Written as Written,
     )
+    from troupellm.models.config.decoder_config import (
+        DecoderConfig as DecoderConfig,
+        ExpertNames as ExpertNames,
+        LayerNorms as LayerNorms,
+        LayerShape as LayerShape,
+        MoeConfig as MoeConfig,
+        RopeConfig as RopeConfig,
+    )
+    from troupellm.models.config.hf_config import ConfigReader as ConfigReader, decoder_config as decoder_config
     from troupellm.models.kv_connectors.base import ConnectorContext as ConnectorContext
     from troupellm.models.kv_connectors.signed_block import BlockSignature as BlockSignature
     from troupellm.models.kv_offload.store import (
@@ -59,6 +73,10 @@ if TYPE_CHECKING:
         RowDraws as RowDraws,
     )
     from troupellm.models.proposers.registry import ProposerContext as ProposerContext
+    from troupellm.models.quantization.checkpoint import (
+        QuantizationFormat as QuantizationFormat,
+        QuantizedCheckpoint as QuantizedCheckpoint,
+    )
     from troupellm.models.sampling.logits_processors import (
         LogitsProcessor as LogitsProcessor,
         ProcessedRow as ProcessedRow,
@@ -202,6 +220,13 @@ _HOMES = {
     "AuxHiddenStates": "models.layers.aux_hidden_states",
     "ProposerContext": "models.proposers.registry",
     **dict.fromkeys(("EvictionPolicy", "TierFull"), "actors.kv_offload.eviction"),
+    **dict.fromkeys(
+        ("DecoderConfig", "ExpertNames", "LayerNorms", "LayerShape", "MoeConfig", "RopeConfig"),
+        "models.config.decoder_config",
+    ),
+    **dict.fromkeys(("ConfigReader", "decoder_config"), "models.config.hf_config"),
+    **dict.fromkeys(("QuantizationFormat", "QuantizedCheckpoint"), "models.quantization.checkpoint"),
+    **dict.fromkeys(("Int8WeightOnly", "Outline", "QuantizedWeight"), "kernels.quantized_linear"),
     "SpeculativeConfig": "protocol.config.speculation",
     "NewRow": "protocol.messages.worker",
     "ProposerReport": "protocol.messages.proposer_report",

@@ -9,15 +9,26 @@ from pathlib import Path
 import pytest
 
 import troupellm
-from troupellm import BlockStore, ConnectorContext, EvictionPolicy, LogitsProcessor, LoraResolver, Matcher, Proposer
+from troupellm import (
+    BlockStore,
+    ConnectorContext,
+    EvictionPolicy,
+    LogitsProcessor,
+    LoraResolver,
+    Matcher,
+    Proposer,
+    QuantizationFormat,
+)
 from troupellm.actors.adapters import resolvers
 from troupellm.actors.kv_offload import eviction
 from troupellm.models.chat_parsers import catalog
+from troupellm.models.families import registry as families
 from troupellm.models.kv_connectors import open_connectors
 from troupellm.models.proposers import registry
+from troupellm.models.quantization import formats
 from troupellm.models.sampling import logits_processors
 
-BASES = (BlockStore, EvictionPolicy, LogitsProcessor, LoraResolver, Matcher, Proposer)
+BASES = (BlockStore, EvictionPolicy, LogitsProcessor, LoraResolver, Matcher, Proposer, QuantizationFormat)
 GROUPS = {
     logits_processors.GROUP: logits_processors.LogitsProcessor,
     open_connectors.GROUP: open_connectors.BlockStore,
@@ -25,6 +36,8 @@ GROUPS = {
     registry.GROUP: registry.Proposer,
     catalog.PLUGINS: catalog.CallSyntax,
     resolvers.GROUP: resolvers.LoraResolver,
+    families.GROUP: families.DecoderConfig,
+    formats.GROUP: formats.QuantizationFormat,
 }
 
 
@@ -56,7 +69,9 @@ def test_every_plug_in_group_expects_a_type_that_the_root_exports() -> None:
         "troupellm.kv_offload_policies",
         "troupellm.logits_processors",
         "troupellm.lora_resolvers",
+        "troupellm.models",
         "troupellm.proposers",
+        "troupellm.quantization",
     ]
     for kind in GROUPS.values():
         assert getattr(troupellm, kind.__name__) is kind

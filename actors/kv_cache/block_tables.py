@@ -87,9 +87,8 @@ class BlockTables:
         """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
 
         Found tokens count as computed, so the sequence starts behind them: behind full blocks that it shares, and
-        behind the
-        first positions of one more that are copied into its own. Its last known token is never among them, because the
-        step must have something to compute logits from. `reserve` blocks stay available for others.
+        behind the first positions of one more that are copied into its own. Its last known token is never among them,
+        because the step must have something to compute logits from. `reserve` blocks stay available for others.
 
         Args:
             shared prompt: what was computed for the sequence's request; used instead of the prefix cache.
@@ -354,6 +353,11 @@ class BlockTables:
             contents = sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes()
             self.hasher.extend(keys, contents, sequence.request.marks)
         return keys
+
+    def useful_blocks(self, sequence: Sequence) -> int:
+        """How many blocks a sequence may begin behind."""
+        most = (len(sequence.tokens) - 1) // self.block_size
+        return most if self.states is None else self.states.reach(self.extend_keys(sequence, most)[1 : most + 1])
 
     def find_prefix(self, sequence: Sequence, most: int | None = None) -> list[list[int]]:
         """Blocks per group of the longest known prefix, of at most `most` blocks, that leaves at least the last token

@@ -5,13 +5,15 @@ sequence owns one slot. A slot without an owner may hold a *snapshot*: a state t
 stands for, until its slot is wanted, least recently used first. So a slot is in exactly one of three places, as a block
 is: owned, a snapshot, or free.
 
-A prefix is named by the key of its full blocks and the tokens behind them, its *tail*.
+A prefix is named by the key of its full blocks and the tokens behind them, its *tail*. A snapshot under a lease gives
+way after all others, as the blocks of its prefix do.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from troupellm.actors.kv_cache.leased_blocks import LeasedBlocks
 from troupellm.actors.kv_cache.partial_blocks import common_tokens
 from troupellm.protocol.messages.copies import NO_STATE, StateCopy
 
@@ -21,8 +23,11 @@ NO_SLOT: Final = -1
 class StateSlots:
     """Slot numbers are 0 .. num_slots - 1."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, leased: LeasedBlocks | None = None) -> None:
+        """leased: knows the slots whose snapshots are evicted last."""
         self.num_slots = num_slots
+        self.leased = LeasedBlocks() if leased is None else leased
+        self.leased.begin(num_slots)
         self._free = list(range(num_slots - 1, -1, -1))
         self._snapshots: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
         """Slots with snapshots, least recently used first, each with the key and the tail of its prefix."""
@@ -55,7 +60,7 @@ class StateSlots:
         """
         source = NO_STATE
         if snapshot != NO_SLOT:
-            self._snapshots.move_to_end(snapshot)
+            self._use(snapshot)
             source = self._origin(snapshot)
         slot = self._free.pop() if self._free else self._evict()
         self._copies[slot] = source
@@ -92,6 +97,23 @@ class StateSlots:
         found = [(tail, slot) for tail, slot in known.items() if 4 * common_tokens(tail, tokens) == len(tail)]
         return sorted(found, key=lambda entry: -len(entry[0]))
 
+    def lease(self, owner: str, key: bytes, seconds: float) -> list[bytes]:
+        """Lease the snapshots of prefixes with these full blocks; their tails."""
+        tails = self._tails.get(key, {})
+        granted, ended = self.leased.choose(owner, tuple(tails.values()))
+        for slot, reason in ended:
+            self.leased.end(slot, reason)
+        for slot in granted:
+            self.leased.add(owner, slot, seconds)
+            self.leased.rest(slot)
+        return list(tails)
+
+    def end_leases(self, key: bytes) -> None:
+        """Let the snapshots of prefixes with these full blocks be evicted as others are."""
+        for slot in self._tails.get(key, {}).values():
+            if slot in self.leased:
+                self.leased.end(slot, "deleted")
+
     def forget(self, keys: Sequence[bytes]) -> None:
         """Drop the snapshots of prefixes that end with one of these full blocks, or less than a block behind it."""
         for key in keys:
@@ -117,6 +139,7 @@ class StateSlots:
         assert sorted(places) == list(range(self.num_slots)), "a state slot is lost, or in two places"
         named = {slot: (key, tail) for key, tails in self._tails.items() for tail, slot in tails.items()}
         assert named == dict(self._snapshots), "a snapshot is found by another prefix than its own"
+        self.leased.assert_invariants([int(slot not in self._snapshots) for slot in range(self.num_slots)])
 
     def _origin(self, slot: int) -> int:
         """Where a slot's state lies now: there, or where it is copied from by the next plan."""
@@ -125,14 +148,23 @@ class StateSlots:
     def _touch(self, key: bytes, tail: bytes) -> bool:
         slot = self._tails.get(key, {}).get(tail)
         if slot is not None:
-            self._snapshots.move_to_end(slot)
+            self._use(slot)
         return slot is not None
+
+    def _use(self, slot: int) -> None:
+        """A snapshot is the last used one, and its lease runs from now."""
+        self._snapshots.move_to_end(slot)
+        if slot in self.leased:
+            self.leased.use(slot)
+            self.leased.rest(slot)
 
     def _name(self, slot: int, key: bytes, tail: bytes) -> None:
         self._snapshots[slot] = (key, tail)
         self._tails.setdefault(key, {})[tail] = slot
 
     def _unname(self, slot: int) -> None:
+        if slot in self.leased:
+            self.leased.end(slot, "reset")
         key, tail = self._snapshots.pop(slot)
         tails = self._tails[key]
         del tails[tail]
@@ -140,7 +172,13 @@ class StateSlots:
             del self._tails[key]
 
     def _evict(self) -> int:
-        slot = next(iter(self._snapshots))
+        for slot in self.leased.expired():
+            self.leased.end(slot, "expired")
+        if len(self.leased) < len(self._snapshots):
+            slot = next(slot for slot in self._snapshots if slot not in self.leased)
+        else:
+            slot = self.leased.oldest()
+            self.leased.end(slot, "evicted")
         self._unname(slot)
         self.num_evicted += 1
         return slot

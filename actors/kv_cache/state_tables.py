@@ -9,7 +9,7 @@ A plan that goes on from a snapshot comes behind the plans that compute it. They
 snapshot's prefix unknown, as it does the sequence's blocks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence as SequenceOf
 from typing import Final, NamedTuple, Protocol
 
 from troupellm.actors.kv_cache.block_pool import BlockPool
@@ -93,8 +93,29 @@ class StateTables:
                     yield StatePrefix(count, tail, slot)
         yield StatePrefix()
 
+    def reach(self, keys: SequenceOf[bytes]) -> int:
+        """How many blocks of a prefix lie before its last snapshot: those behind that are of no use.
+
+        Args:
+            keys: of the blocks.
+        """
+        return next((count for count in range(len(keys), 0, -1) if self.slots.has(keys[count - 1])), 0)
+
+    def lease(self, owner: str, keys: SequenceOf[bytes], seconds: float) -> list[tuple[bytes, bytes]]:
+        """Lease the last snapshots of a prefix: the key of the full blocks before each, and its tail.
+
+        Args:
+            keys: as of `reach`.
+        """
+        count = self.reach(keys)
+        if not count:
+            return []
+        self.slots.leased.now = self._names.pool.leased.now
+        return [(keys[count - 1], tail) for tail in self.slots.lease(owner, keys[count - 1], seconds)]
+
     def begin(self, sequence: Sequence, prefix: StatePrefix) -> None:
         """Give a sequence a slot with a prefix's state. The caller has checked `slots.available`."""
+        self.slots.leased.now = self._names.pool.leased.now
         self._owned[sequence.row] = self.slots.take(prefix.slot)
         self._num_hits += prefix.slot != NO_SLOT
 
@@ -155,7 +176,7 @@ class StateTables:
     def rebuild(self, num_slots: int) -> None:
         """Start over with the worker's new memory."""
         self._evicted_before += self.slots.num_evicted
-        self.slots = StateSlots(num_slots)
+        self.slots = StateSlots(num_slots, self.slots.leased)
         self._owned.clear()
 
     def snapshot(self, slot_bytes: int) -> StatesSnapshot:

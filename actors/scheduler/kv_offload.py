@@ -360,7 +360,7 @@ class Offload:
     def _beyond(self, sequence: Sequence) -> tuple[list[bytes], int]:
         """Keys of the sequence's blocks behind those that the device and host memory have, and how many these are."""
         found = len(self._tables.find_prefix(sequence)[0])
-        longest = (len(sequence.tokens) - 1) // self._tables.block_size
+        longest = self._tables.useful_blocks(sequence)
         return sequence.keys[found + 1 : longest + 1], found
 
     def _choose_tiers(self) -> None:

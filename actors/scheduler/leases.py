@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from functools import partial
 
+import msgspec
+
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.prefix_search import find_prefix
 from troupellm.actors.scheduler.kv_offload import Offload
@@ -114,6 +116,10 @@ class Leases:
         leased = tables.pool.leased
         leased.fraction = config.kv_lease_fraction if tables.caching else 0.0
         leased.begin(tables.num_blocks)
+        if tables.states is not None:
+            slots = tables.states.slots
+            slots.leased.fraction = leased.fraction
+            slots.leased.begin(slots.num_slots)
         self._on = leased.budget > 0
         self._prefetched: Counter[str] = Counter()
         if self._on and offload is not None:
@@ -174,6 +180,12 @@ class Leases:
         for group, window in enumerate(self._tables.windows):
             first = 0 if window is None else max(0, len(keys) * size + 1 - window) // size
             pool.lease(owner, pool.find_all(keys[first:], group), seconds)
+        if self._tables.states is not None:
+            snapshots = self._tables.states.lease(owner, keys, seconds)
+            for group in range(len(self._tables.windows)):
+                begun = [(pool.find_beginning(key, tail, group), len(tail) // 4) for key, tail in snapshots if tail]
+                blocks = [found[0] for found, count in begun if found is not None and found[1] == count]
+                pool.lease(owner, list(dict.fromkeys(blocks)), seconds)
 
     def _prefetch(self, tenant: str, session: str) -> PrefetchReport | None:
         turns = self._sessions.turns(tenant, session)
@@ -185,10 +197,14 @@ class Leases:
 
     def _prefetch_turn(self, tenant: str, request: int, keys: Keys) -> PrefetchReport:
         lease = partial(self._lease, tenant, keys[1:], self._config.tool_lease)
+        wanted = len(keys) - 1
+        if self._tables.states is not None:
+            keys = keys[: 1 + self._tables.states.reach(keys[1:])]
         if self._offload is not None:
-            return self._offload.prefetches.begin((tenant, request), keys, lease)
+            report = self._offload.prefetches.begin((tenant, request), keys, lease)
+            return msgspec.structs.replace(report, missing=report.missing + wanted + 1 - len(keys))
         present = len(find_prefix(self._tables.pool, keys[1:], self._tables.windows, self._tables.block_size)[0])
-        report = PrefetchReport(present=present, missing=len(keys) - 1 - present)
+        report = PrefetchReport(present=present, missing=wanted - present)
         self._prefetched.update(present=report.present, missing=report.missing)
         lease()
         return report
@@ -197,7 +213,11 @@ class Leases:
         own = self._sessions.drop(tenant, session)
         if own is None:
             return None
-        pool = self._tables.pool
+        pool, states = self._tables.pool, self._tables.states
+        if states is not None:
+            for keys in own:
+                for key in keys:
+                    states.slots.end_leases(key)
         found = [[pool.find(key, group) for key in keys] for keys in own for group in range(len(self._tables.windows))]
         return sum(pool.evict_first([block for block in blocks if block is not None]) for blocks in found)
 

@@ -87,7 +87,8 @@ def make_request(
     if message.media:
         request.marks = block_marks(message.media, tables.block_size)
     if tables.states is not None:
-        request.borders = snapshot_places(message.borders, request.num_prompt_tokens, tables.block_size)
+        borders = (*message.borders, *[lease.tokens for lease in message.leases])
+        request.borders = snapshot_places(borders, request.num_prompt_tokens, tables.block_size)
     limit = min(request.num_prompt_tokens + message.max_tokens, ready.max_model_len)
     if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
         limit = request.num_prompt_tokens + 1

@@ -14,6 +14,8 @@ from troupellm.models.gguf.weights import GgufWeights
 
 StoredWeights = Checkpoint | GgufWeights
 FIRST = "model."
+STATE_SPACES = "backbone."
+"""The same in models that are state spaces, most of all."""
 HEAD = "lm_head"
 TEXT_PARTS = (
     # prefix of the body, name of the head
@@ -126,7 +128,7 @@ def stored_names(model: DecoderConfig, stored: StoredWeights, embedding: str) ->
     if model.text_part:
         adapted = frozenset(name.partition(ADAPTED)[0] for name in stored.names() if f"{ADAPTED}." in name)
     usual = StoredNames(renamed=model.renamed, adapted=adapted)
-    places = [*(TEXT_PARTS if model.text_part else ()), (FIRST, HEAD), ("", HEAD)]  # the last: a body saved alone
+    places = [*(TEXT_PARTS if model.text_part else ()), (FIRST, HEAD), (STATE_SPACES, HEAD), ("", HEAD)]
     candidates = [usual._replace(body=body, head=head.removesuffix(HEAD)) for body, head in places]
     return next((names for names in candidates if stored.has(names.of(embedding))), usual)
 
@@ -148,6 +150,8 @@ def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: 
             else:
                 checkpoint.ignore(weight)
     if isinstance(checkpoint, Checkpoint):
+        for layer in range(model.num_layers if model.sparse_keys else 0):
+            checkpoint.ignore_all(names.of(f"model.layers.{layer}.self_attn.indexer."))
         unused = next_token_tensors(checkpoint.names(), model.num_layers)
         if model.text_part:
             unused += [name for name in checkpoint.names() if is_other_part(name, within_adapters=bool(names.adapted))]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 Activation = Literal["silu", "gelu_tanh"]
-Mixer = Literal["attention", "short_conv", "gated_delta", "ssd"]
+Mixer = Literal["attention", "short_conv", "gated_delta", "ssd", "none"]
 QKNorm = Literal["none", "head", "full", "bare"]
 
 
@@ -208,7 +208,7 @@ class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: all that layers of a model may differ in."""
 
     mixer: Mixer = "attention"
-    """The part that mixes a token with those before it."""
+    """The part that mixes a token with those before it; `none` only with `single_parts`."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -316,12 +316,16 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """True if the checkpoint has other parts than this decoder; the decoder's tensors then have their own prefix."""
     layer_norms: LayerNormBlock | None = None
     """None is root-mean-square norms and a gate."""
+    single_parts: bool = False
+    """Each layer is one part behind one norm: its mixer, or a feed-forward part of squared ReLUs without a gate."""
     layer_scalar: bool = False
     """The residual is multiplied by a number of each layer behind it."""
     layer_inputs: LayerInputs | None = None
     """Only with `layer_scalar`."""
     head_bias: bool = False
     mla: MlaConfig | None = None
+    sparse_keys: int | None = None
+    """Keys that an indexer chooses for each token. It is not run: no sequence is longer, so that all are chosen."""
     short_conv: ShortConvConfig | None = None
     gated_delta: GatedDeltaConfig | None = None
     ssd: SsdConfig | None = None
@@ -383,6 +387,6 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def gate_up(self, size: int) -> dict[str, int]:
         """The same of the projections to gate and up of a feed-forward part of that inner size, or to up alone."""
-        if self.layer_norms is not None and self.layer_norms.ungated is not None:
+        if self.single_parts or (self.layer_norms is not None and self.layer_norms.ungated is not None):
             return {"up_proj": size}
         return {"gate_proj": size, "up_proj": size} if self.gate_up_name is None else {self.gate_up_name: 2 * size}

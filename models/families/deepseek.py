@@ -1,4 +1,8 @@
-"""DeepSeek V2 (with V2-Lite) and V3: latent attention, routed and shared experts; the first layers have no experts."""
+"""DeepSeek V2 (with V2-Lite) and V3: latent attention, routed and shared experts; the first layers have no experts.
+
+DeepSeek V3.2 and GLM-5 see `index_topk` keys that an indexer chooses. A sequence of no more tokens sees them all, as in
+V3: they are served up to that length, without the indexer.
+"""
 
 import math
 
@@ -7,16 +11,37 @@ import msgspec
 from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MlaConfig, MoeConfig, RopeConfig
 from troupellm.models.config.hf_config import ConfigReader, architecture_of, decoder_config
 
-ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", *SPARSE)
 NAMES = ExpertNames(shared="shared_experts")
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
     """Build the description from the config.json of these families."""
-    third = "V3" in architecture_of(reader)
+    architecture = architecture_of(reader)
+    third = architecture != ARCHITECTURES[0]
     reader = reader.with_defaults(first_k_dense_replace=3 if third else 0)
-    interleaved = reader.flag("rope_interleave", True) if third else True
-    return latent_decoder(reader, routed_experts(reader, third=third), interleaved=interleaved)
+    if architecture not in SPARSE:
+        interleaved = reader.flag("rope_interleave", True) if third else True
+        return latent_decoder(reader, routed_experts(reader, third=third), interleaved=interleaved)
+    if architecture == SPARSE[1]:
+        reader = reader.with_defaults(n_group=1, topk_group=1, rms_norm_eps=1e-5)
+    _check_dense_layers(reader)
+    model = latent_decoder(reader, routed_experts(reader, third=True), interleaved=True)
+    keys = reader.integer("index_topk", 2048)
+    longest = min(model.max_position_embeddings, keys)
+    return msgspec.structs.replace(model, sparse_keys=keys, max_position_embeddings=longest)
+
+
+def _check_dense_layers(reader: ConfigReader) -> None:
+    """
+    Raises:
+        ModelLoadError: other layers than the first ones have no experts.
+    """
+    kinds, count = reader.values.get("mlp_layer_types"), reader.integer("num_hidden_layers")
+    dense = min(reader.integer("first_k_dense_replace", least=0), count)
+    if kinds is not None and kinds != ["dense"] * dense + ["sparse"] * (count - dense):
+        raise reader.refuse("mlp_layer_types", f"must name {dense} dense layers, then sparse ones")
 
 
 def latent_decoder(reader: ConfigReader, moe: MoeConfig, *, interleaved: bool) -> DecoderConfig:

@@ -4,18 +4,15 @@ Granite 4 is a hybrid of state-space layers and attention, mostly without rotati
 beside a part that all tokens share.
 """
 
-import math
-
 import msgspec
 
 from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MoeConfig, SsdConfig
 from troupellm.models.config.expert_config import expert_counts
 from troupellm.models.config.hf_config import ConfigReader, architecture_of, decoder_config
+from troupellm.models.config.ssd_keys import groups_of, step_limits
 
 HYBRID = "GraniteMoeHybrid"
 ARCHITECTURES = ("GraniteForCausalLM", f"{HYBRID}ForCausalLM")
-INFINITY = {"__float__": "Infinity"}
-"""The number as `transformers` writes it."""
 ATTENTION, STATES = ("attention", "full_attention"), ("mamba", "linear_attention")
 SHARED = ((".mlp.gate_up_proj", ".shared_mlp.input_linear"), (".mlp.down_proj", ".shared_mlp.output_linear"))
 """Names of Granite 4's feed-forward part."""
@@ -100,14 +97,8 @@ def _ssd(reader: ConfigReader) -> SsdConfig:
     size = width // heads
     if reader.values.get("mamba_d_head") not in ("auto", None) and reader.integer("mamba_d_head") != size:
         raise reader.refuse("mamba_d_head", f"must be {size}")
-    groups = reader.integer("mamba_n_groups", 1)
-    if heads % groups:
-        raise reader.refuse("mamba_n_groups", f"must divide mamba_n_heads ({heads})")
-    limits = reader.values.get("time_step_limit") or [0.0, INFINITY]
-    if isinstance(limits, list):
-        limits = [math.inf if limit == INFINITY else limit for limit in limits]
-    if not isinstance(limits, list) or [type(limit) in (int, float) for limit in limits] != [True, True]:
-        raise reader.refuse("time_step_limit", "must be two numbers")
+    groups = groups_of(reader, "mamba_n_groups", 1, "mamba_n_heads", heads)
+    least, most = step_limits(reader)
     return SsdConfig(
         heads=heads,
         head_size=size,
@@ -116,6 +107,6 @@ def _ssd(reader: ConfigReader) -> SsdConfig:
         taps=reader.integer("mamba_d_conv", 4, least=2),
         conv_bias=reader.flag("mamba_conv_bias", True),
         bias=reader.flag("mamba_proj_bias", False),
-        least_step=float(limits[0]),
-        most_step=float(limits[1]),
+        least_step=least,
+        most_step=most,
     )

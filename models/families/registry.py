@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -28,12 +29,14 @@ from troupellm.models.families import (
     lfm2,
     llama,
     llama4,
+    mamba2,
     mimo_v2,
     minimax_m2,
     ministral,
     mistral,
     mixtral,
     nemotron,
+    nemotron_h,
     olmo2,
     phi,
     phi3,
@@ -48,6 +51,7 @@ from troupellm.models.families import (
     starcoder2,
 )
 from troupellm.models.hub.errors import plain_name
+from troupellm.models.hub.plug_ins import find_plug_in, plug_in_error, plug_in_names
 from troupellm.protocol.errors import ModelLoadError
 
 Describe = Callable[[ConfigReader], DecoderConfig]
@@ -88,8 +92,12 @@ _FAMILIES = (
     starcoder2,
     lfm2,
     qwen3_next,
+    mamba2,
+    nemotron_h,
 )
 _WRITES = "ForCausalLM"
+GROUP: Final = "troupellm.models"
+"""Entry points of further families: the name of an architecture, and a function like `describe` of a family's file."""
 
 
 def _architectures(attribute: str, ending: str) -> dict[str, Describe]:
@@ -115,7 +123,9 @@ CLASSIFIERS = _architectures("CLASSIFIERS", "ForSequenceClassification")
 def has_family(reader: ConfigReader) -> bool:
     """True if a family claims the architecture."""
     architecture = architecture_of(reader)
-    return architecture in FAMILIES or architecture in BARE or architecture in CLASSIFIERS
+    if architecture in FAMILIES or architecture in BARE or architecture in CLASSIFIERS:
+        return True
+    return architecture in plug_in_names(GROUP)
 
 
 def describe_decoder(reader: ConfigReader) -> DecoderConfig:
@@ -132,7 +142,10 @@ def describe_decoder(reader: ConfigReader) -> DecoderConfig:
     if architecture in CLASSIFIERS:
         labels = read_labels(reader)
         return msgspec.structs.replace(CLASSIFIERS[architecture](reader), head="score", num_labels=len(labels))
-    supported = (*FAMILIES, *BARE, *CLASSIFIERS, *ENCODERS, *OTHER_ENCODERS)
+    describe = find_plug_in(GROUP, architecture)
+    if describe is not None:
+        return _described(describe, architecture, reader)
+    supported = (*FAMILIES, *BARE, *CLASSIFIERS, *ENCODERS, *OTHER_ENCODERS, *plug_in_names(GROUP))
     near = difflib.get_close_matches(architecture[:80], supported, n=4, cutoff=0.0)
     hint = f"{len(supported)} architectures are supported; the closest names: {', '.join(near)}"
     if reader.is_on("auto_map"):
@@ -140,6 +153,23 @@ def describe_decoder(reader: ConfigReader) -> DecoderConfig:
             f"{FILE}: {plain_name(architecture)} needs its own Python code (auto_map), which is never run", hint=hint
         )
     raise ModelLoadError(f"{FILE}: architecture {plain_name(architecture)} is not supported", hint=hint)
+
+
+def _described(describe: Describe, architecture: str, reader: ConfigReader) -> DecoderConfig:
+    """A plug-in's description.
+
+    Raises:
+        ModelLoadError: the plug-in refuses the config, or fails.
+    """
+    try:
+        found: object = describe(reader)
+    except Exception as error:  # a plug-in may raise anything
+        raise plug_in_error(GROUP, architecture, error) from error
+    if not isinstance(found, DecoderConfig):
+        raise ModelLoadError(
+            f"the plug-in {architecture} of {GROUP} must return a DecoderConfig, got {type(found).__name__}"
+        )
+    return found
 
 
 def is_encoder(reader: ConfigReader) -> bool:

@@ -119,6 +119,8 @@ def cache_layout(config: DecoderConfig) -> CacheLayout:
     for layer, shape in enumerate(config.layers):
         if shape.kv_from is None and shape.mixer == "attention":
             kinds.setdefault(_Kind(shape.window or shape.chunk, shape.num_kv_heads, shape.head_dim), []).append(layer)
+    if not kinds:  # blocks name prefixes all the same
+        kinds[_Kind(None, config.layers[0].num_kv_heads, config.layers[0].head_dim)] = [0]
     windows = list(dict.fromkeys(kind.window for kind in kinds))
     groups = _groups(kinds) if config.hybrid_cache and len(windows) > 1 else None
     if groups is None:

@@ -27,6 +27,7 @@ from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.projections import rows_of
 from troupellm.models.layers.rope import rope_tables, rotation_of
 from troupellm.models.layers.scaled_layer import LayerInputTable, ScaledLayer
+from troupellm.models.layers.single_part_layer import SinglePartLayer
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"
@@ -311,7 +312,11 @@ class Decoder:
         return linear(hidden.to(self.embedding.dtype), self.score)
 
 
-def _layer(config: DecoderConfig, layer: int, source: WeightSource) -> DecoderLayer | LayerNormLayer | ScaledLayer:
+def _layer(
+    config: DecoderConfig, layer: int, source: WeightSource
+) -> DecoderLayer | LayerNormLayer | ScaledLayer | SinglePartLayer:
+    if config.single_parts:
+        return SinglePartLayer(config, layer, source)
     if config.layer_scalar:
         return ScaledLayer(config, layer, source)
     block = config.layer_norms

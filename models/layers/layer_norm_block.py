@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional
 
+from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.fused_decoder.layers import FusedLayerWeights
 from troupellm.kernels.linear import linear
 from troupellm.models.checkpoint.safetensors import WeightSource
@@ -52,6 +53,10 @@ class UngatedFeedForward:
         self._activation = ACTIVATIONS[activation]
         self.up = merged_linear(source, (f"{prefix}.up_proj",), (size,), hidden, bias=config.mlp_bias)
         self.down = merged_linear(source, (f"{prefix}.down_proj",), (hidden,), size, bias=config.mlp_bias)
+
+    def best_rows(self, tokens: int) -> int:
+        """As `SelfAttention.best_rows`."""
+        return linear_kernel.best_rows(self.up, tokens)
 
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
         """As `FeedForwardPart`."""

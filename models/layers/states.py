@@ -36,7 +36,7 @@ def conv_taps(config: DecoderConfig) -> int:
 
 def has_states(config: DecoderConfig) -> bool:
     """True if some layer remembers more than keys and values."""
-    return any(shape.mixer != "attention" for shape in config.layers)
+    return any(shape.mixer not in ("attention", "none") for shape in config.layers)
 
 
 def state_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:

@@ -13,7 +13,7 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.layers.decoder import EMBEDDING as EMBEDDING_NAME
 from troupellm.models.load.read_decoder import open_weights, quantizing
-from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.quantization.checkpoint import QuantizationFormat
 from troupellm.protocol.config.engine import ModelConfig
 
 
@@ -21,7 +21,12 @@ class StoredBase:
     """As `BaseWeights`, of a folder or a GGUF file. Every call opens it again, so calls may come from any thread."""
 
     def __init__(
-        self, folder: Path, model: DecoderConfig, form: Format | None, config: ModelConfig, dtype: torch.dtype
+        self,
+        folder: Path,
+        model: DecoderConfig,
+        form: QuantizationFormat | None,
+        config: ModelConfig,
+        dtype: torch.dtype,
     ) -> None:
         """form: how the weights are stored, if quantized."""
         self._folder, self._model, self._form, self._config, self._dtype = folder, model, form, config, dtype

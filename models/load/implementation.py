@@ -13,6 +13,8 @@ from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 
+SPARSE = "sparse attention: sequences have at most {keys} tokens (index_topk), of which each one sees all before it"
+
 
 def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, progress: ProgressSink) -> DecoderConfig:
     """The model as `model_impl` wants it run; the package transformers is imported only where it is to run it.
@@ -24,6 +26,8 @@ def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, pro
     known = has_family(reader)
     if config.model_impl == "troupellm" or (config.model_impl == "auto" and known):
         model = describe_decoder(reader)
+        if model.sparse_keys is not None:
+            progress(LoadProgress(phase="resolve", detail=SPARSE.format(keys=model.sparse_keys)))
         settled = model if config.load_format == "dummy" else settle_head(folder, model, progress)
         return settle_score(folder, settled, config, progress)
     from troupellm.models.transformers_backend import describe

@@ -20,7 +20,7 @@ from troupellm.models.memory.plan import MemoryBudget
 from troupellm.models.parallel.decoder import DividedDecoder
 from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.parallel.sharded_weights import DividedSource, ShardedWeights
-from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import QuantizationFormat, QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import ANY_STORED, QuantizeOnLoad
 from troupellm.models.quantization.unsaid import check_plain
@@ -48,7 +48,7 @@ class Divided(NamedTuple):
 def read_decoder(
     folder: Path,
     model: DecoderConfig,
-    form: Format | None,
+    form: QuantizationFormat | None,
     config: ModelConfig,
     dtype: torch.dtype,
     budget: MemoryBudget,
@@ -105,7 +105,7 @@ def read_decoder(
     return decoder
 
 
-def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> Format | None:
+def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> QuantizationFormat | None:
     """How a checkpoint's weights are quantized; None where they are not, or in blocks of a GGUF file.
 
     Raises:
@@ -125,7 +125,7 @@ def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> Fo
 def open_weights(
     folder: Path,
     model: DecoderConfig,
-    form: Format | None,
+    form: QuantizationFormat | None,
     dtype: torch.dtype,
     taken: Callable[[int], None] = lambda _: None,
     input_bits: InputBits = FINE,

@@ -17,7 +17,7 @@ from troupellm.models.config.gguf_metadata import EMBEDDING as EMBEDDING_BLOCKS
 from troupellm.models.gguf.sizes import tensors_bytes
 from troupellm.models.hub.gguf_header import is_gguf, read_header
 from troupellm.models.layers.decoder import EMBEDDING
-from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint, layer_of
+from troupellm.models.quantization.checkpoint import QuantizationFormat, QuantizedCheckpoint, layer_of
 from troupellm.models.quantization.on_load import TURNED
 
 TURNED_BLOCKS = (".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weight")
@@ -36,7 +36,7 @@ class StoredSize(NamedTuple):
 
 
 def stored_size(
-    folder: Path, model: DecoderConfig, form: Format | None, dtype: torch.dtype, device: torch.device
+    folder: Path, model: DecoderConfig, form: QuantizationFormat | None, dtype: torch.dtype, device: torch.device
 ) -> StoredSize | None:
     """None for a plain checkpoint, and for a GGUF file that `transformers` runs, whose weights are expanded.
 

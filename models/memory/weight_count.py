@@ -28,7 +28,7 @@ def products(model: DecoderConfig) -> Iterator[Product]:
     for shape, number in Counter(model.layers).items():
         for rows, columns in _mixer_shapes(model, shape):
             yield Product(number, rows, columns)
-        gated = [] if _sparse(shape) else [(number, shape.intermediate_size, False)]
+        gated = [] if _sparse(shape) or not shape.intermediate_size else [(number, shape.intermediate_size, False)]
         if (moe := shape.experts) is not None:
             gated += [(number * moe.num_experts, moe.intermediate_size, True), (number, moe.shared_size, False)]
         for count, size, experts in gated:
@@ -43,6 +43,8 @@ def products(model: DecoderConfig) -> Iterator[Product]:
 
 
 def _mixer_shapes(model: DecoderConfig, shape: LayerShape) -> list[tuple[int, int]]:
+    if shape.mixer == "none":
+        return []
     if shape.mixer == "short_conv":
         return [(3 * model.hidden_size, model.hidden_size), (model.hidden_size, model.hidden_size)]
     if shape.mixer == "gated_delta" and (delta := model.gated_delta) is not None:
@@ -97,7 +99,11 @@ def _layer_count(model: DecoderConfig, shape: LayerShape, *, active: bool) -> in
     if (inputs := model.layer_inputs) is not None:
         count += (2 * inputs.size + 1) * hidden
     wide = (halves + 1) * hidden + halves * model.mlp_bias
-    return count if _sparse(shape) else count + wide * shape.intermediate_size + hidden * model.mlp_bias
+    return (
+        count
+        if _sparse(shape) or not shape.intermediate_size
+        else count + wide * shape.intermediate_size + hidden * model.mlp_bias
+    )
 
 
 def _sparse(shape: LayerShape) -> bool:
@@ -108,6 +114,8 @@ def _sparse(shape: LayerShape) -> bool:
 def _mixer_count(model: DecoderConfig, shape: LayerShape) -> int:
     """Numbers in the part of a layer that mixes positions."""
     hidden = model.hidden_size
+    if shape.mixer == "none":
+        return 0
     if shape.mixer == "short_conv" and (conv := model.short_conv) is not None:
         return hidden * (4 * hidden + conv.taps + 5 * conv.bias)
     if shape.mixer == "gated_delta" and (delta := model.gated_delta) is not None:
@@ -123,7 +131,7 @@ def _mixer_count(model: DecoderConfig, shape: LayerShape) -> int:
 
 
 def _ungated(model: DecoderConfig) -> bool:
-    return model.layer_norms is not None and model.layer_norms.ungated is not None
+    return model.single_parts or (model.layer_norms is not None and model.layer_norms.ungated is not None)
 
 
 def _experts_count(moe: MoeConfig, hidden: int, chosen: int | None) -> int:

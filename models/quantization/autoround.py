@@ -11,7 +11,7 @@ from troupellm.kernels.quantized_linear import Outline, Weight
 from troupellm.kernels.quantized_linear.mx import BLOCK, Element
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.awq import Awq
-from troupellm.models.quantization.checkpoint import STATIC_INPUTS, Format, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import STATIC_INPUTS, QuantizationFormat, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import Fp8Format
 from troupellm.models.quantization.gptq import Settings, gptq_outline, gptq_weight
 from troupellm.models.quantization.layer_patterns import safe_pattern
@@ -60,7 +60,7 @@ class Layer(NamedTuple):
 
 
 class AutoRound:
-    """A `Format`."""
+    """A `QuantizationFormat`."""
 
     method = "auto-round"
 
@@ -87,7 +87,7 @@ class AutoRound:
                 self._patterns.append((safe_pattern(name, layers.place_of(name)), layer))
             else:
                 self._names[name] = layer
-        self._whole: Format | None = None
+        self._whole: QuantizationFormat | None = None
         """The format of all layers, in packings that have one alone."""
         if self._packing in AWQ:
             self._whole = Awq(reader.like(_only_numbers(usual) | {"zero_point": True}))

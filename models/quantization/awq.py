@@ -40,7 +40,9 @@ _HARMLESS = frozenset(
 
 
 class Awq:
-    """A `Format`. Layers without `qweight` are stored plainly; `modules_to_not_convert` names those, or parts of their
+    """A `QuantizationFormat`.
+
+    Layers without `qweight` are stored plainly; `modules_to_not_convert` names those, or parts of their
     names, which others may have, too."""
 
     method = "awq"

@@ -53,7 +53,7 @@ class State(Struct, forbid_unknown_fields=True):
 
 
 class BitsAndBytes:
-    """A `Format`. The tensors beside a layer's weight show if the layer is quantized."""
+    """A `QuantizationFormat`. The tensors beside a layer's weight show if the layer is quantized."""
 
     method = "bitsandbytes"
 

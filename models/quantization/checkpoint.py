@@ -24,7 +24,7 @@ def layer_of(tensor: str) -> str:
     return above.partition(".weight.")[0].removesuffix(".weight")
 
 
-class Format(Protocol):
+class QuantizationFormat(Protocol):
     """The parsed `quantization_config`, by which weights are read."""
 
     @property
@@ -55,7 +55,9 @@ class Format(Protocol):
 class QuantizedCheckpoint(Checkpoint):
     """A `Checkpoint` that decodes a layer's quantized tensors."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: Format) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: QuantizationFormat
+    ) -> None:
         super().__init__(folder, dtype, taken)
         self.form, self.dtype = form, dtype
         self._quantized: set[str] = set()

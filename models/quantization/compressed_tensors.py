@@ -99,7 +99,7 @@ class Scheme(NamedTuple):
 
 
 class CompressedTensors:
-    """A `Format`."""
+    """A `QuantizationFormat`."""
 
     method = "compressed-tensors"
 

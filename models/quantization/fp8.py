@@ -26,7 +26,7 @@ _READ = frozenset(
 
 
 class Fp8Format:
-    """A `Format`. The type of a layer's weight shows if the layer is quantized."""
+    """A `QuantizationFormat`. The type of a layer's weight shows if the layer is quantized."""
 
     method = "fp8"
 

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 
 class Gptq:
-    """A `Format`. Layers without `qweight` are stored plainly."""
+    """A `QuantizationFormat`. Layers without `qweight` are stored plainly."""
 
     method = "gptq"
 

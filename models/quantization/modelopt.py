@@ -27,7 +27,9 @@ _HARMLESS = frozenset({"producer", "kv_cache_*", "config_groups"})
 
 
 class ModelOpt:
-    """A `Format`. The type of a layer's weight shows if the layer is quantized: the list of layers to leave alone is a
+    """A `QuantizationFormat`.
+
+    The type of a layer's weight shows if the layer is quantized: the list of layers to leave alone is a
     check. Old files name parts of names in it, which others may have, too."""
 
     method = "modelopt"

@@ -39,7 +39,7 @@ def mx_outline(stored: QuantizedCheckpoint, name: str, element: Element, key: st
 
 
 class Mxfp4:
-    """A `Format`: gpt-oss's, where experts alone are quantized (see mxfp4.py) and all other layers are plain."""
+    """A `QuantizationFormat`, gpt-oss's: experts alone are quantized (see mxfp4.py), all other layers are plain."""
 
     method = "mxfp4"
 

@@ -38,7 +38,7 @@ _LINEAR_TYPES = ("Linear", "nn.Linear", "<class 'torch.nn.modules.linear.Linear'
 
 
 class Quark:
-    """A `Format`."""
+    """A `QuantizationFormat`."""
 
     method = "quark"
 
@@ -153,7 +153,7 @@ class Layer:
         return stored.build(name, lambda: Int8WeightOnly(values, scale[:, None], dtype=stored.dtype))
 
     def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
-        """As `Format.outline`."""
+        """As `QuantizationFormat.outline`."""
         if self.dtype is None or stored.type_of(f"{name}.weight") in (None, *FLOATS):
             return None
         if self.dtype in ELEMENTS:

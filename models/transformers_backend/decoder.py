@@ -19,7 +19,7 @@ from troupellm.models.hub.weight_files import folder_weight_files
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import EMBEDDING
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import QuantizationFormat, QuantizedCheckpoint
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
@@ -157,7 +157,7 @@ def read_model(
     *,
     dummy: bool = False,
     seed: int = 0,
-    form: Format | None = None,
+    form: QuantizationFormat | None = None,
     mode: OnLoad | None = None,
 ) -> Any:
     """The model with its weights, from safetensors or a GGUF file alone.

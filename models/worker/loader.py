@@ -40,7 +40,7 @@ from troupellm.models.parallel.local_config import local_config
 from troupellm.models.parallel.orders import Sizes
 from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.processes.process_limits import available_memory
-from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.quantization.checkpoint import QuantizationFormat
 from troupellm.models.quantization.stated import settle_quantization
 from troupellm.models.runner.placement import DTYPES, CpuPlace
 from troupellm.models.runner.poison import Poison
@@ -74,7 +74,7 @@ class ModelPlan:
     place: CpuPlace | GpuPlace
     model: DecoderConfig
     """As it is run, cache groups included."""
-    form: Format | None
+    form: QuantizationFormat | None
     """How the weights are stored, if quantized."""
     dtype: torch.dtype
     cached: torch.dtype

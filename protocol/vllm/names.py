@@ -5,8 +5,8 @@ from typing import Any, Final, NoReturn
 from troupellm.protocol.errors import ConfigError
 
 SENTENCES: Final = {
-    "ModelRegistry": "model code is not taken from a script; convert the checkpoint to a supported architecture, or use"
-    " model_impl transformers",
+    "ModelRegistry": "model code is not taken from a script; install a plug-in of the entry point group"
+    " troupellm.models, or use model_impl transformers",
     "initialize_ray_cluster": "one engine drives one device, without Ray; run one server per device behind a balancer",
     "collective_rpc": "a worker runs no code of its caller; use the methods of the engine",
     "apply_model": "a worker runs no code of its caller; read the checkpoint in the script",

@@ -26,7 +26,8 @@ from troupellm.tests.support.engines.inside import runner_of
 pytestmark = pytest.mark.slow
 
 TABLE = json.loads(Path(__file__).with_name("every_decoder.json").read_text())
-"""`served`: types of models; `refused`: the same by what is said, without the name of the architecture."""
+"""`served`: types of models; `refused`: the same by what is said, without the name of the architecture. Both are about
+the code of `transformers`; `families` are types that Troupe runs itself (test_decoder_counts.py)."""
 SERVED = "served"
 EXPECTED = {name: reason for reason, names in ({SERVED: TABLE["served"]} | TABLE["refused"]).items() for name in names}
 ONE_PER_HEAD = {"num_key_value_heads": 4}

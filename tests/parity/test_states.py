@@ -37,6 +37,7 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 8192, "initializer_range": 0.4, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
+TOKENS = {name: SIZES[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 LINEAR = "linear_attention"
 CONFIGS = {
     "lfm2": lambda: transformers.Lfm2Config(
@@ -66,8 +67,38 @@ CONFIGS = {
         mamba_d_state=24,
         time_step_limit=(0.1, 1.5),
     ),
+    "mamba2": lambda: transformers.Mamba2Config(
+        vocab_size=384,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_heads=4,
+        head_dim=32,
+        n_groups=2,
+        state_size=24,
+        initializer_range=0.4,
+        time_step_limit=(0.1, 1.5),
+        **TOKENS,
+    ),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=112,
+        layers_block_type=[LINEAR, "mlp", LINEAR, "full_attention", "mlp", LINEAR],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        n_groups=2,
+        ssm_state_size=24,
+        time_step_min=0.3,
+        max_position_embeddings=8192,
+        initializer_range=0.4,
+        rescale_prenorm_residual=False,
+        **TOKENS,
+    ),
 }
-SLOW = ("qwen3_5", "granite4_hybrid")
+SLOW = ("qwen3_5", "granite4_hybrid", "mamba2", "nemotron_h")
 
 
 class Reference:

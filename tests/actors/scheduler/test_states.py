@@ -3,6 +3,7 @@
 The oracle asserts with every span that the row's state stands for exactly the tokens before it.
 """
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -129,6 +130,24 @@ def test_preempted_sequences_say_the_same(plans: int) -> None:
     assert harness.core.snapshot().preemptions > 0
     for number in range(1, 6):
         assert harness.reader.streams[100 * number] == stream_of(prompt(17 + number, number), 0, 40, NEVER)
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize("seed", [2, 55])
+def test_a_row_that_is_preempted_within_a_plan_leaves_no_state_of_that_plan(seed: int) -> None:
+    """Its span is counted already, and is never computed. Others compute the same tokens and would begin behind it."""
+    draw = random.Random(seed)
+    settings = stateful(num_blocks=draw.choice([14, 18, 24]), slots=draw.choice([6, 12]))
+    plans, budget, interval = draw.choice([1, 2]), draw.choice([6, 12, 24]), draw.choice([0, 4, 8])
+    limits = {"max_plans_in_flight": plans, "max_num_batched_tokens": budget, "state_snapshot_interval": interval}
+    harness = harness_of(settings, **limits)
+    for number in range(1, 10):
+        tokens = prompt(draw.choice([9, 14, 17, 21]), draw.randrange(2))
+        harness.submit(submission(number, tokens, max_tokens=draw.choice([3, 12, 25])))
+        for _ in range(draw.randrange(3)):
+            harness.step()
+    harness.run()
+    assert harness.core.snapshot().preemptions > 0
     harness.assert_idle()
 
 

@@ -210,6 +210,42 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         norm_topk_prob=False,
         rope_interleave=False,
     ),
+    "deepseek_v32": lambda: transformers.DeepseekV32Config(
+        **LATENT | {"n_routed_experts": 8},
+        q_lora_rank=40,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        index_n_heads=2,
+        index_head_dim=32,
+    ),
+    "glm_moe_dsa": lambda: transformers.GlmMoeDsaConfig(
+        **LATENT, q_lora_rank=40, first_k_dense_replace=1, index_n_heads=2, index_head_dim=32, index_topk_freq=2
+    ),
+    "mamba2": lambda: transformers.Mamba2Config(
+        vocab_size=SIZES["vocab_size"],
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_heads=4,
+        head_dim=32,
+        n_groups=2,
+        state_size=24,
+        conv_kernel=3,
+        use_bias=True,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    ),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **SIZES,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+        head_dim=32,
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        n_groups=2,
+        ssm_state_size=24,
+        time_step_min=0.3,
+        rescale_prenorm_residual=False,
+    ),
     "ministral3": lambda: transformers.Ministral3Config(**SIZES, head_dim=32, rope_parameters={**GROWING}),
     "mistral4": lambda: transformers.Mistral4Config(
         **{**LATENT, "n_shared_experts": 1},
@@ -325,7 +361,7 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 VARIANTS = (
     "glm4_moe_biases", "exaone4_global", "granite4_without_rotation", "falcon_newer", "falcon_in_turn",
-    "gpt_neox_in_turn", "starcoder2", "lfm2_biases", "gemma4",
+    "gpt_neox_in_turn", "starcoder2", "lfm2_biases", "gemma4", "mamba2", "deepseek_v32", "glm_moe_dsa",
 )  # fmt: skip
 """Families that another row stands for in a quick run."""
 CLASSES = {"mistral4": "Mistral4ForCausalLM"}
