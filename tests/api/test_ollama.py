@@ -192,6 +192,7 @@ async def test_the_door_can_be_closed(tiny_engine):
 async def test_the_built_in_model_calls_tools_fills_schemas_and_embeds():
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "get_weather", "description": "d", "parameters": schema}}
+    closed = schema | {"additionalProperties": False}
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     greedy = {"temperature": 0, "num_predict": 200}
     async with (
@@ -204,7 +205,7 @@ async def test_the_built_in_model_calls_tools_fills_schemas_and_embeds():
         (call,) = called["tool_calls"]
         answered = [*asked, called, {"role": "tool", "tool_name": "get_weather", "content": "Sunny, 21 C"}]
         told = (await client.post("/api/chat", json=body | {"messages": answered, "tools": [tool]})).json()
-        formed = (await client.post("/api/chat", json=body | {"format": schema})).json()["message"]["content"]
+        formed = (await client.post("/api/chat", json=body | {"format": closed})).json()["message"]["content"]
         vectors = (await client.post("/api/embed", json={"model": "troupe-builtin", "input": ["a fox", "x"]})).json()
         older = (await client.post("/api/embeddings", json={"model": "troupe-builtin", "prompt": "a fox"})).json()
         none = (await client.post("/api/embed", json={"model": "troupe-builtin", "input": []})).json()

@@ -10,7 +10,7 @@ const messages = [{ role: "user", content: "What is 23 + 45?" }];
 const weather = [{ role: "user", content: "What is the weather in Paris?" }];
 const options = { temperature: 0, num_predict: 96 };
 const properties = { first: { type: "integer" }, second: { type: "integer" } };
-const format = { type: "object", properties, required: ["first", "second"] };
+const format = { type: "object", properties, required: ["first", "second"], additionalProperties: false };
 const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
 const tools = [{ type: "function", function: { name: "get_weather", description: "Get the weather in a city", parameters } }];
 

@@ -15,6 +15,7 @@ SCHEMA = {
     "type": "object",
     "properties": {"first": {"type": "integer"}, "second": {"type": "integer"}},
     "required": ["first", "second"],
+    "additionalProperties": False,
 }
 
 
