@@ -155,4 +155,5 @@ def _end(request: Sent) -> Ended:
     if error is None and outbox.usage is None:
         error = RequestAborted("the request was ended before its answer was complete")
     wire = None if error is None else WireError.of(error)
-    return Ended(request=request.number, usage=outbox.usage, timing=outbox.timing, pooled=outbox.vector, error=wire)
+    usage = outbox.spent if outbox.usage is None else outbox.usage
+    return Ended(request=request.number, usage=usage, timing=outbox.timing, pooled=outbox.vector, error=wire)

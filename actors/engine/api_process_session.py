@@ -72,17 +72,20 @@ class ApiProcessSession:
         *,
         post: Callable[[Answer], None],
         drained: Callable[[], Awaitable[None]],
+        part_seconds: float | None = None,
     ) -> None:
         """
         Args:
             post: queues a message for the API process, without waiting.
             drained: waits while much is queued; chunks merge meanwhile.
+            part_seconds: so often an answer that is not streamed is told as far as it is there; None: at its end only.
         """
         self._system = system
         self._clock = clock
         self._config = engine_half(config)
         self._post = post
         self._drained = drained
+        self._part_seconds = part_seconds
         self._requests: dict[int, _Request] = {}
         self._applied: list[_Request] = []
         self._outgoing = Outgoing()
@@ -128,6 +131,8 @@ class ApiProcessSession:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._write)
+                if self._part_seconds is not None:
+                    group.start_soon(self._tell_parts, self._part_seconds)
                 while True:
                     applied, self._applied = self._applied, []
                     for request in applied:
@@ -224,6 +229,14 @@ class ApiProcessSession:
                 self._writer = new_waiter()
                 await self._writer.wait()
                 self._writer = None
+
+    async def _tell_parts(self, seconds: float) -> None:
+        """The other side keeps the parts: another engine continues the answer behind them if this one dies."""
+        while True:
+            await anyio.sleep(seconds)
+            for request in self._requests.values():
+                if (sent := request.sent) is not None and not sent.outbox.streams and sent.outbox.waiting:
+                    self._mark(sent)
 
     async def _let_go(self) -> None:
         """Abort the open requests, which have no reader any more. Aborts are repeated, since one that overtakes its

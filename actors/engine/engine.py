@@ -136,10 +136,14 @@ class Engine(EngineAdmin, EngineAdapters, ClientApi):
         )
 
     def api_process_session(
-        self, post: Callable[[Answer], None], drained: Callable[[], Awaitable[None]]
+        self,
+        post: Callable[[Answer], None],
+        drained: Callable[[], Awaitable[None]],
+        part_seconds: float | None = None,
     ) -> ApiProcessSession:
         """The engine's side of one API process; see there."""
-        return ApiProcessSession(self._require().system, self._clock, self.config.stream, post=post, drained=drained)
+        system, config = self._require().system, self.config.stream
+        return ApiProcessSession(system, self._clock, config, post=post, drained=drained, part_seconds=part_seconds)
 
     @property
     def _num_places(self) -> int:

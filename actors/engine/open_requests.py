@@ -89,15 +89,11 @@ class OpenRequests:
         numbered = re.compile(re.escape(request_id) + r"(-\d+)?")
         return [self._open[number] for number, name in self._ids.items() if numbered.fullmatch(name)]
 
-    def closed(self, request: int, usage: Usage, *, began: bool) -> None:
-        """The scheduler has let go of a request, which its reader may have left long before.
-
-        Args:
-            began: something was computed for it.
-        """
+    def closed(self, request: int, spent: Usage) -> None:
+        """The scheduler has let go of a request, which its reader may have left long before."""
         slot = self._owed.pop(request, None)
         if slot is not None:
-            slot.settle(usage.prompt_tokens if began else 0, usage.completion_tokens)
+            slot.settle(spent.prompt_tokens, spent.completion_tokens)
 
     def end(self, outbox: LocalOutbox, error: TroupeError, *, by: str | None = None) -> None:
         """End one request from outside the flow: its reader gets the error, the scheduler forgets it.
@@ -130,7 +126,7 @@ class OpenRequests:
         outbox = self._open.pop(request, None)
         self._ids.pop(request, None)
         if outbox is not None and outbox.prompt_token_ids is None:  # the scheduler never hears of it
-            self.closed(request, Usage(prompt_tokens=0, completion_tokens=0), began=False)
+            self.closed(request, Usage(prompt_tokens=0, completion_tokens=0))
             if isinstance(outbox.error, InvalidRequest):
                 self._on_invalid()
         if not self._open:

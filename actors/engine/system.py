@@ -307,7 +307,7 @@ class System:
         return min((seconds for seconds in (wanted, most) if seconds is not None), default=None)
 
     def _on_closed(self, closed: RequestClosed) -> None:
-        self.requests.closed(closed.request, closed.usage, began=closed.scheduled is not None)
+        self.requests.closed(closed.request, closed.spent)
 
     def _on_cancelled(self, by: str) -> None:
         self._count(RequestCancelled(by))

@@ -344,7 +344,7 @@ class OutputCore:
         if closed.error is None or complete:
             request.outbox.close(closed.usage, closed.scheduled, closed.first_token)
         else:
-            request.outbox.fail(closed.error)
+            request.outbox.fail(closed.error, closed.spent)
         request.outbox.wake()
 
     def _forget(self, request: OutputRequest) -> None:

@@ -63,6 +63,8 @@ class LocalOutbox:
         self.vector: bytes | None = None
         """The pooled vector, float32."""
         self.usage: Usage | None = None
+        self.spent: Usage | None = None
+        """The tokens of a request that failed, where they are known."""
         self.quota: Quota | None = None
         """The remaining limits of the request's tenant."""
         self.timing = Timing()
@@ -134,10 +136,10 @@ class LocalOutbox:
         )
         self._end()
 
-    def fail(self, error: TroupeError) -> None:
+    def fail(self, error: TroupeError, spent: Usage | None = None) -> None:
         if self.terminal:
             return
-        self.error = error
+        self.error, self.spent = error, spent
         self._end()
 
     def wake(self) -> None:

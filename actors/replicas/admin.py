@@ -58,7 +58,11 @@ class FleetAdmin:
         )
 
     def missing(self) -> list[str]:
-        """The replicas that do not serve, and why."""
+        """The replicas that do not serve just now, and why: their process or its model worker is gone."""
+        return [f"replica {each.number}: {each.unready}" for each in self.replicas if each.unready is not None]
+
+    def absent(self) -> list[str]:
+        """The replicas that have no process to hear of a command, and why."""
         return [f"replica {each.number}: {each.reason}" for each in self.replicas if each.state != "ready"]
 
     async def metrics(self, *, compat: bool) -> bytes:
@@ -110,8 +114,8 @@ class FleetAdmin:
             return b'{"success":true}'
         if action in OF_ONE:
             return await self._any().queries.administer(action, arguments)
-        if missing := self.missing():
-            raise EngineStopped(f"not all replicas are ready: {'; '.join(missing)}", code="engine_restarting")
+        if absent := self.absent():
+            raise EngineStopped(f"not all replicas are ready: {'; '.join(absent)}", code="engine_restarting")
         if action == "set_log_level":
             level = str(msgspec.json.decode(arguments)["level"])
             logging.getLogger("troupellm").setLevel(level.upper())
@@ -154,7 +158,7 @@ class FleetAdmin:
                 number=each.number,
                 pid=each.pid,
                 state=each.state,
-                reason=each.reason,
+                reason=each.unready or "",
                 restarts=each.restarts,
                 requests=len(each.requests),
                 work=0 if each.place is None else each.place.work,

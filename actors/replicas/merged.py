@@ -25,14 +25,14 @@ def merged_snapshot(
     first = snapshots[0] if snapshots else _NONE
     ages = [each.last_step_age_seconds for each in snapshots if each.last_step_age_seconds is not None]
     steps = [each.step_seconds for each in snapshots if each.step_seconds is not None]
-    missing = "; ".join(f"replica {each.number}: {each.reason}" for each in replicas if each.state != "ready")
+    missing = [f"replica {each.number}: {each.reason}" for each in replicas if each.reason]
     return msgspec.structs.replace(
         first,
         scheduler=_merged_scheduler([each.scheduler for each in snapshots]),
-        unready=(missing or "no replica is ready") if not snapshots else first.unready,
+        unready="; ".join(missing) if len(missing) == len(replicas) else None,
         paused=any(each.paused for each in snapshots),
         last_step_age_seconds=min(ages, default=None),
-        step_seconds=max(steps, default=None),
+        step_seconds=min(steps) if snapshots and len(steps) == len(snapshots) else None,  # one that works is enough
         prompt_tokens_computed=sum(each.prompt_tokens_computed for each in snapshots),
         replicas=tuple(replicas),
         **own,

@@ -113,6 +113,13 @@ class Replica:
         return self._link is not None
 
     @property
+    def unready(self) -> str | None:
+        """Why requests had better go to another replica just now; None when all is well."""
+        if self.state != "ready":
+            return self.reason
+        return None if self.status is None else self.status.snapshot.unready
+
+    @property
     def failed(self) -> bool:
         return self.state == "failed"
 

@@ -42,6 +42,8 @@ class FleetRequest:
         """It has left a replica for another one."""
         self.first_token: float | None = None
         """Seconds on the clock."""
+        self.spent: Usage | None = None
+        """As its replica counted it at the end, also where that was an error."""
         num_sequences = submission.params.num_sequences
         self._tokens = [array("i") for _ in range(num_sequences)]
         self._ended: set[int] = set()
@@ -68,6 +70,13 @@ class FleetRequest:
         """Its prompt has been read and found valid."""
         self.prompt_bytes = array("i", prompt.token_ids).tobytes()
         self.prompt = msgspec.structs.replace(prompt, token_ids=())
+
+    def charged(self) -> Usage:
+        """What its tenant is charged: as its replica counted it, else as far as its reader knows it."""
+        if self.spent is not None:
+            return self.spent
+        usage = self.usage()
+        return usage if self.begun else msgspec.structs.replace(usage, prompt_tokens=0)
 
     def usage(self) -> Usage:
         """As far as its reader knows it."""

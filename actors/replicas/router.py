@@ -132,7 +132,8 @@ class Router:
                 ready = [each for each in ready if each.number == pinned]
                 if self._replicas[pinned].state == "failed":
                     raise EngineStopped(f"replica {pinned} has failed", code="engine_failed")
-            fresh = [each for each in ready if each not in refused] or ready
+            able = [each for each in ready if each.unready is None] or ready
+            fresh = [each for each in able if each not in refused] or able
             if fresh:
                 return self._choose(request, fresh)
             if (error := self.stopped()) is not None:
@@ -220,6 +221,8 @@ class Router:
         self._leave_place(request, replica)
         error = None if end.error is None else end.error.error()
         outbox = request.outbox
+        if error is None or outbox.cancelled or not _engine_failed(error):  # else another replica ends it
+            request.spent = end.usage
         if error is not None and not outbox.cancelled and _engine_failed(error):
             replica.state, replica.reason = "starting", error.message  # its process is about to end
             if request.submitted:
@@ -324,8 +327,8 @@ class Router:
     def _on_terminal(self, number: int) -> None:
         request = self._open.pop(number, None)
         if request is not None:
-            usage = request.outbox.usage or request.usage()
-            request.slot.settle(usage.prompt_tokens if request.begun else 0, usage.completion_tokens)
+            charged = request.charged()
+            request.slot.settle(charged.prompt_tokens, charged.completion_tokens)
         if not self._open:
             emptied, self._emptied = self._emptied, []
             for waiter in emptied:

@@ -37,8 +37,12 @@ class Outbox(Protocol):
     def close(self, usage: Usage, scheduled: float | None, first_token: float | None) -> None:
         """Every sequence has finished."""
 
-    def fail(self, error: TroupeError) -> None:
-        """The request ended with an error. After `close` or `fail` nothing follows."""
+    def fail(self, error: TroupeError, spent: Usage | None = None) -> None:
+        """The request ended with an error. After `close` or `fail` nothing follows.
+
+        Args:
+            spent: the tokens that it used all the same; None: not known.
+        """
 
     def wake(self) -> None:
         """Let the reader see what was pushed."""
@@ -105,6 +109,11 @@ class RequestClosed(msgspec.Struct, frozen=True, kw_only=True):
     first_token: float | None
     error: TroupeError | None = None
     """Refused, failed or aborted by the engine; None is a normal end."""
+
+    @property
+    def spent(self) -> Usage:
+        """What its tenant is charged: a prompt costs nothing before something is computed for it."""
+        return self.usage if self.scheduled is not None else msgspec.structs.replace(self.usage, prompt_tokens=0)
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -265,6 +265,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     request: int
     usage: Usage | None = None
+    """With an error: what was used all the same, where it is known."""
     timing: Timing = Timing()
     pooled: bytes | None = None
     """float32, of a pooling request."""

@@ -50,6 +50,8 @@ from troupellm.server.observe import logs
 logger = logging.getLogger("troupellm.server")
 
 REPORT_SECONDS = 0.25
+PART_SECONDS = 0.25
+"""An answer that is not streamed loses the tokens of so many seconds when its replica dies."""
 _FLUSH_SECONDS = 0.3
 
 
@@ -94,7 +96,7 @@ class ReplicaProcess:
 
             loading.start_soon(listen)
             async with self._engine as engine:
-                session = self._session = engine.api_process_session(self._link.post, self._link.drained)
+                session = self._session = engine.api_process_session(self._link.post, self._link.drained, PART_SECONDS)
                 self._link.post(self._status())
                 self._link.post(engine.serving())
                 self._on_ready()

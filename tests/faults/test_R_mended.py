@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import shutil
 import socket
 from collections.abc import Mapping
@@ -144,3 +145,93 @@ async def test_requests_move_before_a_dead_process_has_been_waited_for(checkpoin
             assert tokens == LENGTH
         ended.set()
         await eventually(lambda: fleet.replicas[0].state == "ready", SPARE_SECONDS)
+
+
+async def test_a_second_process_may_load_as_long_as_a_first_one(checkpoint: Any, monkeypatch: Any) -> None:
+    """A process that has not said a word yet hangs no sooner than its greeting is due."""
+    monkeypatch.setattr(replicas, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(replicas, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(replicas, "DEAF_REPORTS", 20)
+    children: list[Any] = []
+    async with replica_tasks() as tasks:
+
+        async def spawn(theirs: socket.socket, variables: Mapping[str, str]) -> Any:
+            if len(children) < 2:
+                children.append(await tasks(theirs, variables))
+            else:
+                children.append(LateChild(tasks, socket.socket(fileno=os.dup(theirs.fileno())), variables))
+            return children[-1]
+
+        async with Fleet(config(checkpoint), server_config(), spawn) as fleet:
+            kill(fleet, 0)
+            await eventually(lambda: len(children) == 3)
+            late = children[2]
+            assert isinstance(late, LateChild)
+            await anyio.sleep(1.3 * replicas.DEAF_REPORTS * replicas.REPORT_SECONDS)
+            assert (late.killed, fleet.replicas[0].restarts) == (False, 1)
+            await late.begin()
+            await eventually(lambda: fleet.replicas[0].state == "ready", SPARE_SECONDS)
+            assert fleet.replicas[0].restarts == 1
+
+
+async def test_a_killed_process_that_does_not_end_is_left_behind(checkpoint: Any, monkeypatch: Any) -> None:
+    """One in a call of a driver may not end though it was killed; its replica has another one all the same."""
+    monkeypatch.setattr(replicas, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(replicas, "END_SECONDS", 0.1)
+    children: list[StuckChild] = []
+    async with replica_tasks() as tasks:
+
+        async def spawn(theirs: socket.socket, variables: Mapping[str, str]) -> Any:
+            children.append(StuckChild(await tasks(theirs, variables)))
+            return children[-1]
+
+        async with Fleet(config(checkpoint), server_config(), spawn) as fleet:
+            kill(fleet, 0)
+            await eventually(lambda: len(children) == 3)
+            assert fleet.replicas[0].reason == "its process ended"
+            await eventually(lambda: fleet.replicas[0].state == "ready", SPARE_SECONDS)
+
+
+class LateChild:
+    """A process that says nothing before `begin`."""
+
+    pid, returncode = 77, None
+
+    def __init__(self, tasks: Any, theirs: socket.socket, variables: Mapping[str, str]) -> None:
+        self._tasks, self._theirs, self._variables = tasks, theirs, variables
+        self._child: TaskChild | None = None
+        self.killed = False
+
+    async def begin(self) -> None:
+        with self._theirs:
+            self._child = await self._tasks(self._theirs, self._variables)
+
+    def kill(self) -> None:
+        self.killed = True
+        if self._child is not None:
+            self._child.kill()
+
+    async def wait(self) -> int:
+        return 0 if self._child is None else await self._child.wait()
+
+    async def aclose(self) -> None:
+        pass
+
+
+class StuckChild:
+    """A process that answers to no signal and is never waited for with success."""
+
+    returncode = None
+
+    def __init__(self, child: TaskChild) -> None:
+        self._child, self.pid = child, child.pid
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    async def wait(self) -> int:
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def aclose(self) -> None:
+        raise AssertionError("it has not ended")

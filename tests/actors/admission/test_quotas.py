@@ -99,7 +99,7 @@ def test_tokens_are_put_right_when_the_request_has_ended() -> None:
     outbox = requests.add(place, 0.0, 8, None)
     outbox.opened(tuple(range(120)))
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 380
-    requests.closed(outbox.request, Usage(prompt_tokens=120, completion_tokens=30), began=True)
+    requests.closed(outbox.request, Usage(prompt_tokens=120, completion_tokens=30))
     outbox.close(Usage(prompt_tokens=120, completion_tokens=30), 0.0, 0.0)
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 850
     (account, _) = admission.quotas.snapshot()
@@ -114,7 +114,7 @@ def test_an_abort_costs_what_was_computed_also_when_the_reader_left_long_before(
     outbox.fail(RequestAborted("stalled"))
     assert admission.quotas.snapshot()[0].prompt_tokens == 0  # not known yet
     for _ in range(2):
-        requests.closed(outbox.request, Usage(prompt_tokens=100, completion_tokens=7), began=True)
+        requests.closed(outbox.request, Usage(prompt_tokens=100, completion_tokens=7))
     account = admission.quotas.snapshot()[0]
     assert (account.prompt_tokens, account.completion_tokens) == (100, 7)
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 893
@@ -127,7 +127,7 @@ def test_tokens_behind_a_stop_string_cost_nothing_whether_somebody_reads_the_usa
     outbox = requests.add(admission.enter(want(tokens=2, max_tokens=500)), 0.0, 1000, None)
 
     def settle(closed: RequestClosed) -> None:
-        requests.closed(closed.request, closed.usage, began=True)
+        requests.closed(closed.request, closed.usage)
 
     core = OutputCore(TABLES, lambda message: None, 0.0, settle)
     beginning = opened(Slot(), request=outbox.request, stop_strings=("\n",))
@@ -154,7 +154,13 @@ def test_a_request_that_never_began_costs_no_tokens() -> None:
     waited = requests.add(admission.enter(want(tokens=300)), 0.0, 8, None)
     waited.opened(tuple(range(300)))
     waited.fail(RequestAborted("waited too long"))
-    requests.closed(waited.request, Usage(prompt_tokens=300, completion_tokens=0), began=False)
+    unused = RequestClosed(
+        request=waited.request,
+        usage=Usage(prompt_tokens=300, completion_tokens=0),
+        scheduled=None,
+        first_token=None,
+    )
+    requests.closed(waited.request, unused.spent)
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 1000
     account = admission.quotas.snapshot()[0]
     assert (account.requests, account.prompt_tokens, account.inside) == (3, 0, 0)
@@ -169,7 +175,7 @@ def test_a_request_aborted_before_it_opened_is_charged_what_the_scheduler_report
     outbox = requests.add(admission.enter(want(tokens=100, max_tokens=500)), 0.0, 8, None)
     requests.end(outbox, RequestAborted("the output processor crashed"))
     assert aborts == [AbortRequest(outbox.request)]
-    requests.closed(outbox.request, Usage(prompt_tokens=100, completion_tokens=7), began=True)
+    requests.closed(outbox.request, Usage(prompt_tokens=100, completion_tokens=7))
     account = admission.quotas.snapshot()[0]
     assert (account.prompt_tokens, account.completion_tokens, account.inside) == (100, 7, 0)
     assert not invalid

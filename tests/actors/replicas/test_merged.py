@@ -19,7 +19,7 @@ def snapshot(**fields: object) -> EngineSnapshot:
         "open_requests": 1,
         "actors": (),
     }
-    return EngineSnapshot(**(plain | {"actors": ()} | fields))  # type: ignore[arg-type]
+    return EngineSnapshot(**(plain | {"scheduler": SchedulerSnapshot()} | fields))  # type: ignore[arg-type]
 
 
 def replica(number: int, **fields: object) -> ReplicaSnapshot:
@@ -47,6 +47,18 @@ def test_a_fleet_without_a_ready_replica_says_which_are_missing_and_why() -> Non
     ]
     nothing = merged_snapshot([], gone, state="starting", open_requests=0)
     assert nothing.unready == "replica 0: it ended by signal 9; replica 1: x"
+
+
+def test_a_fleet_is_unready_only_if_each_replica_is_and_hangs_only_if_each_does() -> None:
+    restarting = "the model worker is restarting"
+    told = [snapshot(unready=restarting, step_seconds=40.0), snapshot(step_seconds=0.2)]
+    one = merged_snapshot(told, [replica(0, reason=restarting), replica(1)], state="ready", open_requests=0)
+    assert (one.unready, one.step_seconds) == (None, 0.2)
+    idle = merged_snapshot([told[0], snapshot()], [replica(0), replica(1)], state="ready", open_requests=0)
+    assert idle.step_seconds is None
+    both = [replica(number, reason=restarting) for number in range(2)]
+    none = merged_snapshot(told[:1] * 2, both, state="ready", open_requests=0)
+    assert none.unready == f"replica 0: {restarting}; replica 1: {restarting}"
 
 
 def test_each_family_is_told_once_with_the_samples_of_all_engines() -> None:

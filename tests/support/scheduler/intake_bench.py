@@ -27,7 +27,7 @@ class Slot:
         self.error: Exception | None = None
         self.woken = False
 
-    def fail(self, error):
+    def fail(self, error, spent=None):
         self.error = error
 
     def wake(self):

@@ -45,7 +45,7 @@ class Slot:
         assert self.error is None
         self.closed = (usage, scheduled, first_token)
 
-    def fail(self, error):
+    def fail(self, error, spent=None):
         assert self.closed is None
         assert self.error is None
         self.error = error
