@@ -65,6 +65,7 @@ FLOORS = {
         "host",
         "admin batches openai",
         "messages openapi pooling responses",
+        "ollama",
         "app",
         "api_processes replica_process",
         "serve",

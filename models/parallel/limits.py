@@ -6,12 +6,12 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.parallel.local_config import PARAM, check_divides
 from troupellm.models.parallel.ranks import Ranks
-from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.quantization.checkpoint import QuantizationFormat
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 
 
-def check_parallel(folder: Path, model: DecoderConfig, config: EngineConfig, form: Format | None) -> None:
+def check_parallel(folder: Path, model: DecoderConfig, config: EngineConfig, form: QuantizationFormat | None) -> None:
     """
     Args:
         model: whole.
@@ -37,7 +37,7 @@ def refuse_ranks(ranks: Ranks | None, what: str) -> None:
 
 
 def _refused(
-    folder: Path, model: DecoderConfig, config: EngineConfig, form: Format | None
+    folder: Path, model: DecoderConfig, config: EngineConfig, form: QuantizationFormat | None
 ) -> tuple[tuple[str, bool], ...]:
     """Names of refused features, and whether each is in use."""
     mixers = {shape.mixer for shape in model.layers}

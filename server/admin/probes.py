@@ -6,6 +6,9 @@ from troupellm.protocol.api.chat import LoadBody, ProbeReport, VersionBody, Welc
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.server_state import ServerState
 
+OLLAMA_GREETING = b"Ollama is running"
+"""The text by which programs find an Ollama server."""
+
 
 async def ready(host: ServerState, exchange: Exchange, _: None) -> None:
     """200 when requests should be routed here, else 503 (/readyz, /health, /ping). The reasons also name the replicas
@@ -32,7 +35,11 @@ async def started(host: ServerState, exchange: Exchange, _: None) -> None:
 
 async def welcome(host: ServerState, exchange: Exchange, _: None) -> None:
     """200 in every state of the server."""
-    await exchange.respond(200, msgspec.json.encode(Welcome()))
+    accepted = exchange.header(b"accept") or ""
+    if host.config.ollama and "application/json" not in accepted:
+        await exchange.respond(200, OLLAMA_GREETING, content_type=b"text/plain; charset=utf-8")
+    else:
+        await exchange.respond(200, msgspec.json.encode(Welcome()))
 
 
 async def version(host: ServerState, exchange: Exchange, _: None) -> None:

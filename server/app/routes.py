@@ -27,6 +27,7 @@ from troupellm.server.base.router import Route, RouteScope
 from troupellm.server.batches import routes as batch_routes
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages.routes import routes as messages_routes
+from troupellm.server.ollama.routes import routes as ollama_routes
 from troupellm.server.openai import chat, completions, kv_sessions, models, render, tokenize
 from troupellm.server.pooling.routes import routes as pooling_routes
 from troupellm.server.responses.routes import routes as responses_routes
@@ -45,6 +46,7 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
         *pooling_routes(host, prefix),
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),
+        *ollama_routes(host),
         *batch_routes.routes(host, prefix),
         *kv_sessions.routes(host, prefix),
         *admin_routes.routes(host, prefix),
@@ -143,12 +145,19 @@ def _probe_routes(host: ServerState) -> list[Route]:
         get("/readyz", probes.ready, "open", **ready),
         get("/ping", probes.ready, "open", **ready),
         Route(method="POST", path="/ping", handler=partial(probes.ready, host), scope="open", **ready),
-        get("/", probes.welcome, "open", response=Welcome, summary="That the server is there."),
+        _root_route(host),
         get("/livez", probes.live, "open", response=ProbeReport, summary="Whether the server needs a restart."),
         get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
         get("/version", probes.version, response=VersionBody, summary="The server's version."),
         get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
     ]
+
+
+def _root_route(host: ServerState) -> Route:
+    """Ollama's clients look at the text of the root; programs that ask for JSON get JSON."""
+    form: dict[str, Any] = {"answers": "text/plain"} if host.config.ollama else {"response": Welcome}
+    handler, summary = partial(probes.welcome, host), "That the server is there."
+    return Route(method="GET", path="/", handler=handler, scope="open", summary=summary, **form)
 
 
 def _metrics_route(host: ServerState) -> list[Route]:

@@ -37,7 +37,7 @@ MAX_RETRY_AFTER = 60
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-ErrorShape = Literal["openai", "responses", "anthropic"]
+ErrorShape = Literal["openai", "responses", "anthropic", "ollama"]
 """Whose error bodies a route has. `responses` is OpenAI's body with the statuses that clients of responses act on."""
 OverloadStatus = Literal[429, 503]
 """503 lets a balancer try the next server."""
@@ -54,6 +54,7 @@ _FULL: dict[ErrorShape, tuple[int, str]] = {
     "openai": (429, _RATE),
     "responses": (503, _UNAVAILABLE),
     "anthropic": (529, _UNAVAILABLE),
+    "ollama": (503, _UNAVAILABLE),
 }
 """Status and type of a full waiting queue. Coding agents wait after 503 and 529, and end the turn after 429."""
 
@@ -283,6 +284,8 @@ def with_code(message: str, code: str | None) -> str:
 
 
 def _shaped(error: ErrorObject, status: int, shape: ErrorShape) -> dict[str, Any]:
+    if shape == "ollama":
+        return {"error": error.message}
     if shape != "anthropic":
         return {"error": msgspec.to_builtins(error)}
     kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -22,6 +22,8 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+LINES = b"application/x-ndjson"
+"""JSON texts, one a line."""
 MAX_HEADER_BYTES = 16_384
 """Names and values of all headers, their overhead, and the request target."""
 HEADER_OVERHEAD = 32
@@ -199,7 +201,7 @@ class Exchange:
         sent += self.further_headers
         sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]
         self.status = status
-        self.streaming = content_type == EVENTS
+        self.streaming = content_type in (EVENTS, LINES)
         begun = _begin(self._send({"type": "http.response.start", "status": status, "headers": sent}))
         await (checkpoint() if begun is None else self._end_in_time(*begun))
 

@@ -50,6 +50,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """With `stream: true` the answer is a stream of events, or without it where the query's default says so."""
     events: tuple[Any, ...] = ()
     """Types of the events' data."""
+    lines: bool = False
+    """Its stream is one of JSON lines, which comes unless `stream` is false."""
     own_end: bool = False
     """Its streams do not end with `[DONE]`, and errors in them are among `events`."""
     problems: tuple[int, ...] = ()

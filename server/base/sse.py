@@ -41,8 +41,9 @@ class EventStream:
     200 with the first comment: then proxies must see something, and clients that have left must be noticed.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, media: bytes = EVENTS) -> None:
         self._exchange = exchange
+        self._media = media
         self.delivered = exchange.delivered
         self._busy = False
         self._closed = False
@@ -115,7 +116,7 @@ class EventStream:
 
     async def _begin(self) -> None:
         if not self._exchange.status:
-            await self._exchange.start(200, EVENTS, HEADERS)
+            await self._exchange.start(200, self._media, HEADERS)
 
     async def keep_alive(self, interval: float, sign: bytes) -> None:
         """Send a sign of life whenever nothing was sent for `interval` seconds."""
@@ -146,11 +147,11 @@ class PieceWriter:
 
 @asynccontextmanager
 async def open_events(
-    exchange: Exchange, keep_alive_interval: float, keep_alive: bytes = KEEP_ALIVE
+    exchange: Exchange, keep_alive_interval: float, keep_alive: bytes = KEEP_ALIVE, media: bytes = EVENTS
 ) -> AsyncIterator[EventStream]:
     """A response that begins with the first thing sent: from then on errors are events. Ends the keep-alive, not the
     response."""
-    events = EventStream(exchange)
+    events = EventStream(exchange, media)
     async with anyio.create_task_group() as group:
         if keep_alive_interval > 0:
             group.start_soon(events.keep_alive, keep_alive_interval, keep_alive)

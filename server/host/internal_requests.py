@@ -80,7 +80,7 @@ class Inside:
 
 def is_plain(route: Route) -> bool:
     """Whether a line of a batch may ask for it: one JSON body in, one JSON answer out, with an API key's scope."""
-    other = route.tail or "{" in route.path or route.path.endswith(("/batches", "/conversations"))
+    other = route.tail or route.lines or "{" in route.path or route.path.endswith(("/batches", "/conversations"))
     return route.method == "POST" and route.scope == "api" and route.body is not None and not other
 
 

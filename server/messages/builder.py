@@ -147,7 +147,7 @@ class MessageBuilder:
                 out.append(ContentBlockDelta(index=index, delta=SignatureDelta(signature=signature)))
                 self._blocks.append(ThinkingBlock(thinking=text if self._show_thinking else "", signature=signature))
             case ToolUseBlock():
-                self._blocks.append(msgspec.structs.replace(block, input=_input(text)))
+                self._blocks.append(msgspec.structs.replace(block, input=call_input(text)))
         out.append(ContentBlockStop(index=index))
         self._open, self._texts = None, []
 
@@ -157,7 +157,7 @@ def _details(usage: Usage) -> MessageTokensDetails | None:
     return MessageTokensDetails(usage.reasoning_tokens, **details) if details or usage.reasoning_tokens else None
 
 
-def _input(arguments: str) -> dict[str, Any]:
+def call_input(arguments: str) -> dict[str, Any]:
     """A call's arguments; what is no JSON object, which only a model without a grammar writes, is shown as it is."""
     try:
         given = msgspec.json.decode(arguments or "{}")

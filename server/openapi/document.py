@@ -7,11 +7,17 @@ from typing import Any
 import msgspec
 
 from troupellm.protocol.api.chat import AnthropicErrorBody, ErrorBody
+from troupellm.protocol.api.ollama import OllamaError
 from troupellm.server.base.errors import ErrorShape
 from troupellm.server.base.router import MAX_TAIL, Route
 from troupellm.server.openapi.schemas import Schemas, parameters
 
-_BODIES: dict[ErrorShape, Any] = {"openai": ErrorBody, "responses": ErrorBody, "anthropic": AnthropicErrorBody}
+_BODIES: dict[ErrorShape, Any] = {
+    "openai": ErrorBody,
+    "responses": ErrorBody,
+    "anthropic": AnthropicErrorBody,
+    "ollama": OllamaError,
+}
 _EVERYWHERE = (400, 403, 421, 431, 500, 503)
 _WITH_BODY = (408, 413, 415, 429)
 _TEXTS = {
@@ -31,6 +37,7 @@ _TEXTS = {
     529: "The server is full: try again later.",
 }
 _STREAM = "Server-sent events; the data of each is one of the schemas that x-event-schemas lists{end}."
+_LINES = "JSON texts, one a line; each is one of the schemas that x-event-schemas lists."
 _PART = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -58,7 +65,7 @@ def document(routes: Sequence[Route], *, version: str, keys: bool, root_path: st
         "info": {
             "title": "Troupe",
             "version": version,
-            "description": "An LLM inference server that speaks OpenAI's and Anthropic's APIs.",
+            "description": "An LLM inference server that speaks OpenAI's, Anthropic's and Ollama's APIs.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": root_path.rstrip("/") or "/"}],
@@ -134,8 +141,9 @@ def _answer(route: Route, schemas: Schemas) -> dict[str, Any]:
     if route.streams:
         end = ", and `[DONE]` at the end" if route.error_shape == "openai" and not route.own_end else ""
         errors = () if route.own_end else (_BODIES[route.error_shape],)
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": _STREAM.format(end=end)},
+        text = _LINES if route.lines else _STREAM.format(end=end)
+        content["application/x-ndjson" if route.lines else "text/event-stream"] = {
+            "schema": {"type": "string", "description": text},
             "x-event-schemas": [schemas.of(event) for event in (*route.events, *errors)],
         }
     text = "The answer."
@@ -147,6 +155,8 @@ def _answer(route: Route, schemas: Schemas) -> dict[str, Any]:
 
 
 def _streams_unasked(route: Route) -> bool:
+    if route.lines:
+        return True
     fields = () if route.query is None else msgspec.structs.fields(route.query)
     return any(field.name == "stream" and field.default is True for field in fields)
 

@@ -52,7 +52,8 @@ async def test_the_list_of_models_has_both_shapes(tiny_engine):
 async def test_the_root_and_a_posted_ping_answer(tiny_engine):
     config = server_config(api_key=("secret",))
     async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
-        root, ping = await client.get("/"), await client.post("/ping")
+        asked = {"accept": "application/json"}
+        root, ping = await client.get("/", headers=asked), await client.post("/ping")
     assert (root.status_code, root.json()) == (200, {"name": "troupellm", "status": "ok"})
     assert (ping.status_code, ping.json()["status"]) == (200, "ready")
 

@@ -250,3 +250,44 @@ async def test_a_client_generated_from_the_openapi_document(tmp_path):
     assert seen["tokens"] == seen["count"] > 0
     assert seen["refused"] == ["model_not_found", "model"]
     assert seen["probe"] == "ready"
+
+
+def check_ollama(seen: dict[str, Any], vectors: list[list[float]]) -> None:
+    """The common part of both packages."""
+    assert "68" in seen["whole"]
+    assert seen["streamed"] == seen["told"] == seen["whole"]
+    assert seen["done"] is True
+    assert seen["counts"][:2] == seen["counts"][2:]
+    assert min(seen["counts"]) > 0
+    assert seen["formed"] == ["first", "second"]
+    assert seen["call"] == ["get_weather", {"city": "Paris"}]
+    assert seen["answered"]
+    assert [status for status, _ in seen["refused"]] == [404, 400]
+    assert "options.temperature" in seen["refused"][1][1]
+    assert seen["models"] == seen["running"] == [f"{MODEL}:latest"]
+    assert set(seen["capabilities"]) >= {"completion", "tools", "embedding"}
+    assert seen["context"] > 0
+    check_vectors([*seen["vectors"][:1], vectors[1]], vectors)
+    check_vectors([seen["older"], vectors[1]], vectors)
+    assert seen["pulled"] == "success"
+
+
+async def test_ollama_of_pypi_works_unchanged(tmp_path):
+    need(f"{PACKAGES}/ollama")
+    async with ready_process(None, small=False) as server:
+        seen = await run(tmp_path, PYTHON, SCRIPTS / "ollama_client.py", server.url, MODEL)
+        vectors = await vectors_of(server)
+    check_ollama(seen, vectors)
+    assert seen["told_streamed"] == seen["told"]
+    assert seen["alongside"] == [seen["whole"]] * 3
+    assert seen["loaded"] == "load"
+
+
+async def test_ollama_of_npm_works_unchanged(tmp_path):
+    need("node/node_modules/ollama")
+    async with ready_process(None, small=False) as server:
+        seen = await run(tmp_path, "node", SCRIPTS / "ollama_client.mjs", ENVIRONMENT / "node", server.url, MODEL)
+        vectors = await vectors_of(server)
+    check_ollama(seen, vectors)
+    assert seen["aborted"] == "AbortError"
+    assert seen["version"]

@@ -46,6 +46,12 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": USER, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": USER},
     "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": {"messages": USER, "max_tokens": 2}}]},
+    "/api/chat": {"messages": USER, "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "Hi", "options": {"num_predict": 2}},
+    "/api/pull": {},
+    "/api/show": {},
+    "/api/embed": {"input": "Hi"},
+    "/api/embeddings": {"prompt": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72, 73]},
     "/v1/embeddings": {"input": "Hi"},
@@ -94,7 +100,7 @@ HANDLED = {"response_format", "structured_outputs", "tools", "tool_choice", "mod
 ADAPTERS = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 """Routes that serve something only where there are adapters; `test_F_adapters` attacks them."""
 OPENAI = {"message", "type", "param", "code"}
-OWN_ERRORS = {"openai": OPENAI, "responses": OPENAI, "anthropic": {"type", "message"}}
+OWN_ERRORS = {"openai": OPENAI, "responses": OPENAI, "anthropic": {"type", "message"}, "ollama": {"message"}}
 HERE = str(Path(__file__).resolve().parents[2])
 LEAKS = re.compile(rf"Traceback|File \"|{re.escape(HERE)}|site-packages|object at 0x|msgspec\.|troupellm\.")
 SAMPLE = {False: 8, True: 3}
@@ -277,15 +283,19 @@ def problem_of(response: Any, field: str, verdict: str, stream: bool, shape: str
     if status != (404 if field == "model" else 400):
         return f"{status} {text[:300]}"
     error = response.json()["error"]
+    error = {"message": error} if shape == "ollama" else error
     if set(error) != OWN_ERRORS[shape] or len(error["message"]) > 512:
         return f"shape {text[:300]}"
-    if shape != "anthropic" and verdict == "type" and not str(error["param"]).startswith(field):
+    if shape not in ("anthropic", "ollama") and verdict == "type" and not str(error["param"]).startswith(field):
         return f"param {error}"
     return None
 
 
 def stream_problem(text: str) -> str | None:
     """A stream that was begun ends as its API has it, and not with an error but for a response that is too long."""
+    if text.startswith("{"):
+        last = json.loads(text.splitlines()[-1])
+        return None if last.get("done") or last.get("status") == "success" else f"silently short: {last}"
     if "event: response.failed" in text and '"context_length_exceeded"' in text:
         return None
     if "event: error" in text or 'data: {"error"' in text:

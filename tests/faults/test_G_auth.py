@@ -48,7 +48,7 @@ async def test_G1_every_route_but_the_open_ones_needs_the_key(tiny_engine):
             for key in ("secret", "other"):
                 allowed = await client.request(route.method, path, headers={"authorization": f"bearer {key}"})
                 assert allowed.status_code not in (401, 403), (path, allowed.text)
-        assert set(bodies) == {"openai", "responses", "anthropic"}
+        assert set(bodies) == {"openai", "responses", "anthropic", "ollama"}
         assert all(len(alike) == 1 for alike in bodies.values()), "a wrong key must look like a missing one"
 
 

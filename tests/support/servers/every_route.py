@@ -35,6 +35,12 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": {"messages": MESSAGES, "max_tokens": 2}}]},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/api/chat": {"messages": MESSAGES, "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "Hi", "options": {"num_predict": 2}},
+    "/api/pull": {},
+    "/api/show": {},
+    "/api/embed": {"input": "Hi"},
+    "/api/embeddings": {"prompt": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},
     "/invocations": {"prompt": "Hi", "max_tokens": 2},
@@ -64,7 +70,7 @@ _LEAKS = re.compile(
     r"Traceback|site-packages|\.py\b|0x[0-9a-f]{6,}|/(?:work|tmp|root|home|usr|var|etc)/|object at|TROUPE_|secret|boss"
 )
 _OPENAI = {"message", "type", "param", "code"}
-SHAPES = {"openai": _OPENAI, "responses": _OPENAI, "anthropic": {"type", "message"}}
+SHAPES = {"openai": _OPENAI, "responses": _OPENAI, "anthropic": {"type", "message"}, "ollama": {"message"}}
 
 
 def with_keys(**settings: Any) -> ServerConfig:
@@ -127,19 +133,33 @@ def problem_of(route: Route, answer: httpx.Response) -> str | None:
         return _problem_of_error(route, answer)
     if answer.headers["content-type"].startswith("text/event-stream"):
         return _problem_of_stream(answer.content)
+    if answer.headers["content-type"] == "application/x-ndjson":
+        return _problem_of_lines(answer.content)
     if answer.headers["content-type"] == "application/json":
         json.loads(answer.content.decode("utf-8", "strict"), parse_constant=_no_constant)
     return None
 
 
 def _problem_of_error(route: Route, answer: httpx.Response) -> str | None:
-    error = answer.json()["error"]
+    error = error_of(route, answer.json())
     if set(error) != SHAPES[route.error_shape]:
         return f"shape {error}"
     if len(error["message"]) > 512:
         return "a long message"
     found = _LEAKS.search(answer.text) or _LEAKS.search(str(answer.headers))
     return f"it tells {found[0]}: {answer.text}" if found else None
+
+
+def error_of(route: Route, body: dict[str, Any]) -> dict[str, Any]:
+    """The error of a body; Ollama's is its message alone."""
+    error: Any = body["error"]
+    return {"message": error} if route.error_shape == "ollama" and isinstance(error, str) else error
+
+
+def _problem_of_lines(content: bytes) -> str | None:
+    lines = [json.loads(line, parse_constant=_no_constant) for line in content.splitlines()]
+    ended = lines[-1].get("done") or "status" in lines[-1]
+    return None if ended else f"the last line is {lines[-1]}"
 
 
 def _problem_of_stream(content: bytes) -> str | None:

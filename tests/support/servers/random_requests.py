@@ -17,7 +17,7 @@ from troupellm.tests.support.servers.fault_rows import ROWS
 
 LASTING = {"/pause", "/sleep", "/start_profile", "/kv_events"}
 """Routes whose work outlasts their answer, or whose answer has no end: they get queries that are refused."""
-OFTEN = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/conversations", "/invocations")
+OFTEN = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/conversations", "/invocations", "/api/")
 """Begin the paths of routes that get `WEIGHT` requests in a round; the others get one."""
 WEIGHT = 8
 LONGEST = 10_000
@@ -102,7 +102,23 @@ _ANTHROPIC: dict[str, Any] = {
     "context_management": {"edits": [{"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 1}}]},
     "max_tokens": 3,
 }
+_OLLAMA: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        *MESSAGES,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+        {"role": "tool", "tool_name": "f", "content": "1"},
+    ],
+    "tools": [TOOL],
+    "format": SCHEMA,
+    "options": {"num_predict": 3, "num_ctx": 64, "temperature": 0.5, "stop": ["x"], "mirostat": 1},
+    "keep_alive": "5m",
+    "logprobs": True,
+    "top_logprobs": 2,
+}
 RICH: dict[str, dict[str, Any]] = {
+    "/api/chat": _OLLAMA,
+    "/api/generate": {"prompt": "Hi", "system": "Be brief.", "raw": False, "options": {"num_predict": 3, "seed": -1}},
     "/v1/chat/completions": _CHAT,
     "/v1/chat/completions/render": _CHAT,
     "/invocations": _CHAT,
