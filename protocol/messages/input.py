@@ -1,7 +1,7 @@
 """Messages to the input processor."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
@@ -9,9 +9,22 @@ from troupellm.protocol.config.kv_hints import NO_HINTS, CacheMark, KVHints, Pre
 from troupellm.protocol.messages.adapters import AdapterRef
 from troupellm.protocol.messages.media import MediaItem, MediaSource, MediaSpan
 from troupellm.protocol.messages.output import Outbox
-from troupellm.protocol.params.keyword_names import OtherKeywords
 from troupellm.protocol.params.pooling import PoolingParams
 from troupellm.protocol.params.sampling import SamplingParams
+
+_StructMeta = type(msgspec.Struct)
+
+
+class OtherKeywords(_StructMeta):  # type: ignore[misc,valid-type]
+    """Metaclass of a Struct with `other_keywords`, a table from the other spelling to the field."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:
+            for other, field in cls.other_keywords.items():
+                if other in fields:
+                    fields[field] = fields.pop(other)
+            return super().__call__(*args, **fields)
 
 
 class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,7 @@
 other end of the pair, and with its parent's death: no API process outlives the engine it serves.
 """
 
-import argparse
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -14,10 +12,9 @@ from typing import assert_never
 
 import anyio
 
-import troupellm
 from troupellm.actors.remote.client import SILENT_SECONDS, RemoteEngine
 from troupellm.actors.remote.prompts import read_tokenizer
-from troupellm.actors.runtime.link import Link, PeerGone, open_link
+from troupellm.actors.runtime.link import Link, PeerGone
 from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness
 from troupellm.actors.runtime.thread_pool import ThreadPool
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
@@ -42,22 +39,17 @@ from troupellm.protocol.wire.api_process import (
     Status,
     ToApiProcess,
 )
-from troupellm.protocol.wire.lifeline import die_with
 from troupellm.server.access.host_and_origin import guard_of
 from troupellm.server.app.app import App, admin_access
-from troupellm.server.base.errors import flatten
 from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_OK
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.http.server import CLOSE_SECONDS, HypercornServer
-from troupellm.server.observe import logs
+from troupellm.server.observe.process_life import FLUSH_SECONDS, live, run_child
 from troupellm.server.observe.vitals import Vitals
-
-logger = logging.getLogger("troupellm.server")
 
 REPORT_SECONDS = 0.25
 FAREWELL_SECONDS = 0.5
 """Seconds that streams have to read the error after the engine's process is gone."""
-_FLUSH_SECONDS = 0.3
 _POOL_SIZE = 4
 """Two of them for long texts at most: see `long_texts`."""
 
@@ -107,7 +99,7 @@ class ApiServer:
         finally:
             with anyio.CancelScope(shield=True):
                 self._templates.close()
-                await self._pool.close(_FLUSH_SECONDS)
+                await self._pool.close(FLUSH_SECONDS)
         return EXIT_OK if stopped else EXIT_FAILED
 
     async def _listen(self, group: anyio.abc.TaskGroup) -> bool:
@@ -220,43 +212,19 @@ class ApiServer:
 
 async def serve(engine: socket.socket, listener: socket.socket) -> int:
     """An API process on an inherited listener, for the engine at the other end of a socket pair."""
-    link = await open_link(engine, ToApiProcess, troupellm.__version__)
-    try:
-        configure = await link.receive()
-        if not isinstance(configure, Configure):
-            return EXIT_FAILED
-        logs.configure(configure.server.log_format, configure.server.log_level)
+
+    async def run(link: Link[FromApiProcess, ToApiProcess], configure: Configure) -> int:
         return await ApiServer(link, configure, listener).run()
-    except Exception as error:
-        logger.error("the front has crashed", exc_info=flatten(error))
-        return EXIT_FAILED
-    finally:
-        await link.aclose()
-        logs.flush(_FLUSH_SECONDS)
+
+    return await live("API process", engine, ToApiProcess, Configure, run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="troupellm-front", allow_abbrev=False)
-    parser.add_argument("--listener", type=int, required=True, help="descriptor of the listening socket")
-    parser.add_argument("--engine", type=int, required=True, help="descriptor of the socket to the engine's process")
-    parser.add_argument("--parent", type=int, required=True, help="process id of the engine's process")
-    arguments = parser.parse_args(argv)
-    if not die_with(arguments.parent):
-        return EXIT_FAILED
-    # A signal to the whole group of processes means the server: its first process decides, and drains its API
-    # processes.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    engine, listener = socket.socket(fileno=arguments.engine), socket.socket(fileno=arguments.listener)
-    return anyio.run(serve, engine, listener, backend_options={"use_uvloop": _has_uvloop()})
-
-
-def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    sockets = {
+        "engine": "descriptor of the socket to the engine's process",
+        "listener": "descriptor of the listening socket",
+    }
+    return run_child("troupellm-front", sockets, serve, argv)
 
 
 if __name__ == "__main__":

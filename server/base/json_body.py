@@ -12,7 +12,6 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import INLINE_BYTES
 from troupellm.server.base.body_room import Reservation
 from troupellm.server.base.errors import invalid_json
-from troupellm.server.base.surrogates import without_halves
 from troupellm.server.base.threads import offload
 
 MAX_DEPTH = 64
@@ -37,6 +36,11 @@ _SAMPLING = re.compile(
     r"penalty|temperature|sampl|logit|logprob|mirostat|dry_|xtc_|dynatemp|smoothing|typical|cutoff|ngram|beam|guided|grammar|n_predict"
     r"|token|stop|seed|^(top|min|max)_|_p$"
 )
+
+_REPLACEMENT = b"fffd"
+_HIGH, _LOW = re.compile(rb"[dD][89abAB][0-9a-fA-F]{2}"), re.compile(rb"[dD][c-fC-F][0-9a-fA-F]{2}")
+_DIGITS = 4
+"""The hexadecimal digits behind `\\u` of the two halves of a surrogate pair."""
 
 
 class UnknownFields:
@@ -125,7 +129,7 @@ def _tree(raw: bytes, *, mend: bool) -> Any:
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:
-        whole = without_halves(raw) if mend else None
+        whole = _without_halves(raw) if mend else None
         if whole is None:
             raise
     return msgspec.json.decode(whole)
@@ -196,3 +200,24 @@ def invalid_field(error: msgspec.ValidationError, kind: type, whole: str) -> Inv
     if not path:
         return InvalidRequest(f"{whole}: {reason}", code="invalid_type")
     return InvalidRequest(f"{path}: {reason}", param=path, code="invalid_type")
+
+
+def _without_halves(raw: bytes) -> bytes | None:
+    """JSON text with U+FFFD in the place of each half of a surrogate pair without its other half; None where there is
+    none. Linear. Some programs write such halves as escapes, and no text can hold them.
+    """
+    # Pairs of backslashes in another spelling: every backslash that is left begins an escape.
+    pieces = raw.replace(b"\\\\", b"\\u005c").split(b"\\u")
+    found = False
+    place = 1
+    while place < len(pieces):
+        digits, rest = pieces[place][:_DIGITS], pieces[place][_DIGITS:]
+        if _HIGH.fullmatch(digits):
+            if not rest and place + 1 < len(pieces) and _LOW.fullmatch(pieces[place + 1][:_DIGITS]):
+                place += 2
+                continue
+            pieces[place], found = _REPLACEMENT + rest, True
+        elif _LOW.fullmatch(digits):
+            pieces[place], found = _REPLACEMENT + rest, True
+        place += 1
+    return b"\\u".join(pieces) if found else None

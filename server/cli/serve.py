@@ -33,8 +33,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
+    from troupellm.server.observe.process_life import run_loop
     from troupellm.server.serve.run import serve
 
     if arguments.model_argument is not None:
@@ -48,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.pop(name, None)
     announce = partial(_announce, server_config)
     try:
-        options = {"use_uvloop": _has_uvloop()}
-        return anyio.run(serve, engine_config, server_config, announce, backend_options=options)
+        return run_loop(serve, engine_config, server_config, announce)
     except ConfigError:
         raise
     except ModelLoadError as error:
@@ -116,11 +114,3 @@ async def _answer(engine: "Engine | Fleet", prompt: str, *, chat: bool) -> str:
             return "".join([delta.text async for delta in stream]).strip()
     except TroupeError as error:
         return f"({error.message})"
-
-
-def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401
-    except ImportError:
-        return False
-    return True

@@ -32,9 +32,9 @@ from troupellm.protocol.params.outputs import Delta, Usage
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import ChunkEncoder, open_events
 from troupellm.server.host.server_state import ServerState
+from troupellm.server.openai.balancer_headers import report_load
 from troupellm.server.openai.chat_turn import ServedTurn, TurnAnswer, open_turn
 from troupellm.server.openai.kv_transfer import remote_blocks
-from troupellm.server.openai.load_report import report_load
 from troupellm.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from troupellm.server.openai.streaming import continuous_usage, include_usage, usage_body
 

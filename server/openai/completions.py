@@ -21,9 +21,9 @@ from troupellm.server.base.sse import EventStream, open_events
 from troupellm.server.base.threads import offload
 from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.host.server_state import ServerState
+from troupellm.server.openai.balancer_headers import report_load
 from troupellm.server.openai.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.openai.kv_transfer import remote_blocks
-from troupellm.server.openai.load_report import report_load
 from troupellm.server.openai.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 from troupellm.server.openai.streaming import account, final_usage, include_usage, options, pump, session_of, usage_body
 

@@ -14,9 +14,9 @@ from troupellm.protocol.config.kv_hints import RETENTION_SECONDS, KVHints
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.params.outputs import CachedTokens, Completion, Delta, FinishReason, Usage
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.base.replica_header import replica_of
 from troupellm.server.base.skipped import skipped_names
 from troupellm.server.base.sse import EventStream
+from troupellm.server.openai.balancer_headers import replica_of
 
 MAX_SESSION_ID = 512
 """Characters."""

@@ -15,8 +15,8 @@ from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt, 
 from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
 from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.base.replica_header import replica_of
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.openai.balancer_headers import replica_of
 from troupellm.server.openai.parameters import chat_prompt, check_cache_salt, truncation_of, unsupported
 from troupellm.server.openai.past_messages import plain_messages
 

@@ -4,10 +4,8 @@ The fleet starts it with one end of the pair. It ends when told to, with the oth
 death, and when its engine has failed.
 """
 
-import argparse
 import gc
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -16,10 +14,9 @@ from typing import Any
 import anyio
 import anyio.abc
 
-import troupellm
 from troupellm.actors.engine.api_process_session import ApiProcessSession
 from troupellm.actors.engine.engine import Engine
-from troupellm.actors.runtime.link import Link, PeerGone, open_link
+from troupellm.actors.runtime.link import Link, PeerGone
 from troupellm.models.worker.memory_use import return_large_blocks
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.worker import LoadProgress
@@ -40,19 +37,17 @@ from troupellm.protocol.wire.api_process import (
     Submit,
     WireError,
 )
-from troupellm.protocol.wire.lifeline import die_with
 from troupellm.protocol.wire.replica import FromReplica, ReplicaFailed, StartReplica, StopReplica, ToReplica
 from troupellm.server.base.errors import flatten
 from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_OK
 from troupellm.server.host.admin_actions import AdminActions
-from troupellm.server.observe import logs
+from troupellm.server.observe.process_life import live, run_child
 
 logger = logging.getLogger("troupellm.server")
 
 REPORT_SECONDS = 0.25
 PART_SECONDS = 0.25
 """An answer that is not streamed loses the tokens of so many seconds when its replica dies."""
-_FLUSH_SECONDS = 0.3
 
 
 class ReplicaProcess:
@@ -162,19 +157,12 @@ class ReplicaProcess:
 
 async def serve(fleet: socket.socket) -> int:
     """An engine process, for the fleet at the other end of a socket pair."""
-    link = await open_link(fleet, ToReplica, troupellm.__version__)
-    try:
-        start = await link.receive()
-        if not isinstance(start, StartReplica):
-            return EXIT_FAILED
-        logs.configure(start.server.log_format, start.server.log_level)
+    return_large_blocks()
+
+    async def run(link: Link[FromReplica, ToReplica], start: StartReplica) -> int:
         return await ReplicaProcess(link, start, _freeze).run()
-    except Exception as error:
-        logger.error("the engine process has crashed", exc_info=flatten(error))
-        return EXIT_FAILED
-    finally:
-        await link.aclose()
-        logs.flush(_FLUSH_SECONDS)
+
+    return await live("engine process", fleet, ToReplica, StartReplica, run)
 
 
 def _freeze() -> None:
@@ -184,26 +172,8 @@ def _freeze() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="troupellm-replica", allow_abbrev=False)
-    parser.add_argument("--fleet", type=int, required=True, help="descriptor of the socket to the fleet's process")
-    parser.add_argument("--parent", type=int, required=True, help="process id of the fleet's process")
-    arguments = parser.parse_args(argv)
-    if not die_with(arguments.parent):
-        return EXIT_FAILED
-    return_large_blocks()
-    # A signal to the whole group of processes means the server: its first process decides, and stops its replicas.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    fleet = socket.socket(fileno=arguments.fleet)
-    return anyio.run(serve, fleet, backend_options={"use_uvloop": _has_uvloop()})
-
-
-def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    sockets = {"fleet": "descriptor of the socket to the fleet's process"}
+    return run_child("troupellm-replica", sockets, serve, argv)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ with suppress(ImportError):  # what plugins of pytest bring along, where they ar
     import anyio.pytest_plugin  # noqa: F401
     import hypothesis  # noqa: F401
 
+if "TRITON_INTERPRET" in os.environ:
+    import torch.distributed.tensor  # `torch.testing.assert_close` imports it at its first call: two seconds per file
+
 OPTIONS = (
     "-p", "no:cacheprovider",
     "-p", "no:schemathesis",  # takes seconds to import, and no check needs it

@@ -234,7 +234,7 @@ def cases(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", cases(SERVED, ("graphs", "fp8_cache")))
+@pytest.mark.parametrize("name", cases(SERVED, ("fp8_cache",)))
 async def test_mixed_requests_are_answered_with_each_setting(folder: Path, gpu: Gpu, name: str) -> None:
     async with Engine(str(folder), **settings(**SERVED[name])) as engine:
         await ask(engine, MIXED)
@@ -280,11 +280,13 @@ async def test_drafts_of_every_method_are_verified(drafters: Path, gpu: Gpu, nam
         assert engine.snapshot().scheduler.draft_tokens > 0 or wanted["adaptive"]
 
 
-async def test_vectors_are_computed_beside_answers(folder: Path, gpu: Gpu) -> None:
+async def test_vectors_and_prompts_of_embeddings_are_computed_beside_answers(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings()) as engine, anyio.create_task_group() as group:
         group.start_soon(ask, engine, MIXED)
         vectors = await engine.embed(["a fox", "x y z", "0123456789 " * 9])
+        answer = await engine.generate(prompt_embeds=torch.zeros(70, 32), **LONG)
     assert [len(vector) for vector in vectors] == [32] * 3
+    assert len(answer.token_ids) == LONG["max_tokens"]
 
 
 @pytest.mark.slow
@@ -308,10 +310,3 @@ async def test_a_classifier_gives_each_label_a_score(tmp_path: Path, gpu: Gpu) -
     async with Engine(str(tmp_path), **settings()) as engine:
         labels = await engine.classify(["a fox", "0123456789 " * 9])
     assert [len(found) for found in labels] == [3, 3]
-
-
-async def test_a_prompt_of_embeddings_is_answered(folder: Path, gpu: Gpu) -> None:
-    given = torch.zeros(70, 32)
-    async with Engine(str(folder), **settings()) as engine:
-        answer = await engine.generate(prompt_embeds=given, **LONG)
-    assert len(answer.token_ids) == LONG["max_tokens"]

@@ -93,6 +93,7 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
     """Norms, rotations, attention, gates, experts and draws of prompts in chunks and of decode steps, replayed ones
     among them."""
     folder, config = tmp_path, FAMILIES["qwen3_moe"]()
+    config.num_hidden_layers = 2  # the first one without experts, the second one with them
     script = Script(Pair(folder, config).runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
     script.add(0, make_prompt(11))
     script.step({0: 7})

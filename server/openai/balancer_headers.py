@@ -1,13 +1,34 @@
-"""The load of the engine in a header of the answer, as ORCA has it and vLLM sends it: for balancers that ask for it."""
+"""Headers of load balancers, as vLLM has them: the replica that a request is pinned to, and the load of the engine in
+the answer, in the form of ORCA.
+"""
 
 import msgspec
 
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.params.checks import printable
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.skipped import skipped_names
 from troupellm.server.host.server_state import ServerState
 
+REPLICA = b"x-data-parallel-rank"
+_MOST_DIGITS = 9
 ASKED = b"endpoint-load-metrics-format"
 TOLD = b"endpoint-load-metrics"
+
+
+def replica_of(exchange: Exchange) -> int | None:
+    """The replica that a request's header names; None where it has none.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    named = exchange.header(REPLICA)
+    if named is None:
+        return None
+    if not (named.isascii() and named.isdecimal() and len(named) <= _MOST_DIGITS):
+        text = f"X-data-parallel-rank must be the number of a replica, got {printable(named)}"
+        raise InvalidRequest(text, param="X-data-parallel-rank")
+    return int(named)
 
 
 def report_load(host: ServerState, exchange: Exchange) -> None:
