@@ -23,6 +23,15 @@ inline Register load_register(const float* from) {
 
 inline void store_register(float* to, Register value) { std::memcpy(to, &value, sizeof value); }
 
+// The sum of a register's lanes, each with the one half of them behind it.
+inline float sum_register(Register value) {
+    float lanes[kRegisterLanes];
+    store_register(lanes, value);
+    for (int half = kRegisterLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
 #if defined(__AVX512F__)
 inline void registers_of(Chars chars, Register* to) { to[0] = floats_of(chars); }
 inline void registers_of_fp8(Bytes bytes, Register* to) { to[0] = floats_of_fp8(bytes); }
