@@ -42,6 +42,9 @@ constexpr int64_t kLowRankRows = 4;  // computed together, at most
 // Registers that hold sums at a time: as many as hide the time of an addition, and few enough that none goes to memory.
 constexpr int64_t kLowRankSums = 8;
 
+// All lanes go through the same instructions, those of a last part of a register too: a row must not depend on how many
+// are computed together.
+
 // kRows times kAtOnce sums: to [kAtOnce] of each row = from [kAtOnce, depth] times x [depth].
 template <int64_t kRows, int64_t kAtOnce>
 inline void low_rank_sums(const float* from, int64_t depth, const float* const* x, float* const* to) {
@@ -52,16 +55,18 @@ inline void low_rank_sums(const float* from, int64_t depth, const float* const* 
         for (int64_t i = 0; i < kAtOnce; ++i) weights[i] = load_register(from + i * depth + k);
         for (int64_t row = 0; row < kRows; ++row) {
             const Register given = load_register(x[row] + k);
-            for (int64_t i = 0; i < kAtOnce; ++i) totals[row][i] += given * weights[i];
+            for (int64_t i = 0; i < kAtOnce; ++i) totals[row][i] = multiply_add(given, weights[i], totals[row][i]);
         }
     }
-    for (int64_t row = 0; row < kRows; ++row) {
+    if (const int64_t rest = depth - whole) {
         for (int64_t i = 0; i < kAtOnce; ++i) {
-            float total = sum_register(totals[row][i]);
-            for (int64_t k = whole; k < depth; ++k) total += x[row][k] * from[i * depth + k];
-            to[row][i] = total;
+            const Register weights = load_lanes(from + i * depth + whole, rest);
+            for (int64_t row = 0; row < kRows; ++row)
+                totals[row][i] = multiply_add(load_lanes(x[row] + whole, rest), weights, totals[row][i]);
         }
     }
+    for (int64_t row = 0; row < kRows; ++row)
+        for (int64_t i = 0; i < kAtOnce; ++i) to[row][i] = sum_register(totals[row][i]);
 }
 
 // For each row: to [ranks] = down [ranks, depth] times x [depth].
@@ -92,13 +97,15 @@ inline void add_from_low_rank(const float* up, int64_t ranks, int64_t width, int
     for (int64_t r = 0; r < ranks; ++r) {
         Register weights[kWide];
         for (int64_t i = 0; i < kWide; ++i) weights[i] = load_register(up + r * width + o + i * kRegisterLanes);
-        for (int64_t row = 0; row < kRows; ++row)
-            for (int64_t i = 0; i < kWide; ++i) totals[row][i] += x[row][r] * weights[i];
+        for (int64_t row = 0; row < kRows; ++row) {
+            const Register given = Register{} + x[row][r];
+            for (int64_t i = 0; i < kWide; ++i) totals[row][i] = multiply_add(given, weights[i], totals[row][i]);
+        }
     }
     for (int64_t row = 0; row < kRows; ++row) {
         for (int64_t i = 0; i < kWide; ++i) {
             float* const at = out[row] + o + i * kRegisterLanes;
-            store_register(at, load_register(at) + factor * totals[row][i]);
+            store_register(at, multiply_add(Register{} + factor, totals[row][i], load_register(at)));
         }
     }
 }
@@ -114,11 +121,13 @@ inline void from_low_rank(const float* up, int64_t ranks, int64_t width, const f
         add_from_low_rank<kRows, kWide>(up, ranks, width, o, x, bias, factor, out);
     for (; o < whole; o += kRegisterLanes)
         add_from_low_rank<kRows, 1>(up, ranks, width, o, x, bias, factor, out);
-    for (int64_t row = 0; row < kRows; ++row) {
-        for (o = whole; o < width; ++o) {
-            float total = bias ? bias[o] : 0.0f;
-            for (int64_t r = 0; r < ranks; ++r) total += x[row][r] * up[r * width + o];
-            out[row][o] += factor * total;
+    if (const int64_t rest = width - whole) {
+        for (int64_t row = 0; row < kRows; ++row) {
+            Register total = bias ? load_lanes(bias + whole, rest) : Register{};
+            for (int64_t r = 0; r < ranks; ++r)
+                total = multiply_add(Register{} + x[row][r], load_lanes(up + r * width + whole, rest), total);
+            float* const at = out[row] + whole;
+            store_lanes(at, multiply_add(Register{} + factor, total, load_lanes(at, rest)), rest);
         }
     }
 }
