@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "refusal.h"
+#include "registers.h"
 #include "rows.h"
 
 namespace troupe {
@@ -38,36 +39,73 @@ struct LowRankRows {
 
 constexpr int64_t kLowRankRows = 4;  // computed together, at most
 
+// Registers that hold sums at a time: as many as hide the time of an addition, and few enough that none goes to memory.
+constexpr int64_t kLowRankSums = 8;
+
+// All lanes go through the same instructions, those of a last part of a register too: a row must not depend on how many
+// are computed together.
+
+// kRows times kAtOnce sums: to [kAtOnce] of each row = from [kAtOnce, depth] times x [depth].
+template <int64_t kRows, int64_t kAtOnce>
+inline void low_rank_sums(const float* from, int64_t depth, const float* const* x, float* const* to) {
+    const int64_t whole = depth / kRegisterLanes * kRegisterLanes;
+    Register totals[kRows][kAtOnce] = {};
+    for (int64_t k = 0; k < whole; k += kRegisterLanes) {
+        Register weights[kAtOnce];
+        for (int64_t i = 0; i < kAtOnce; ++i) weights[i] = load_register(from + i * depth + k);
+        for (int64_t row = 0; row < kRows; ++row) {
+            const Register given = load_register(x[row] + k);
+            for (int64_t i = 0; i < kAtOnce; ++i) totals[row][i] = multiply_add(given, weights[i], totals[row][i]);
+        }
+    }
+    if (const int64_t rest = depth - whole) {
+        for (int64_t i = 0; i < kAtOnce; ++i) {
+            const Register weights = load_lanes(from + i * depth + whole, rest);
+            for (int64_t row = 0; row < kRows; ++row)
+                totals[row][i] = multiply_add(load_lanes(x[row] + whole, rest), weights, totals[row][i]);
+        }
+    }
+    for (int64_t row = 0; row < kRows; ++row)
+        for (int64_t i = 0; i < kAtOnce; ++i) to[row][i] = sum_register(totals[row][i]);
+}
+
 // For each row: to [ranks] = down [ranks, depth] times x [depth].
 template <int64_t kRows>
 inline void to_low_rank(const float* down, int64_t ranks, int64_t depth, const float* const* x, float* const* to) {
-    constexpr int64_t kAtOnce = 4;
-    const int64_t whole = depth / kLanes * kLanes;
-    for (int64_t first = 0; first < ranks; first += kAtOnce) {
-        const int64_t count = std::min(kAtOnce, ranks - first);
-        const float* const from = down + first * depth;
-        Floats totals[kRows][kAtOnce] = {};
-        if (count == kAtOnce) {
-            for (int64_t k = 0; k < whole; k += kLanes) {
-                Floats weights[kAtOnce];
-                for (int64_t i = 0; i < kAtOnce; ++i) weights[i] = load(from + i * depth + k);
-                for (int64_t row = 0; row < kRows; ++row) {
-                    const Floats given = load(x[row] + k);
-                    for (int64_t i = 0; i < kAtOnce; ++i) totals[row][i] += given * weights[i];
-                }
-            }
-        } else {
-            for (int64_t k = 0; k < whole; k += kLanes)
-                for (int64_t row = 0; row < kRows; ++row)
-                    for (int64_t i = 0; i < count; ++i)
-                        totals[row][i] += load(x[row] + k) * load(from + i * depth + k);
-        }
+    constexpr int64_t kAtOnce = std::max<int64_t>(1, kLowRankSums / kRows);
+    float* part[kRows];
+    int64_t first = 0;
+    for (; first + kAtOnce <= ranks; first += kAtOnce) {
+        for (int64_t row = 0; row < kRows; ++row) part[row] = to[row] + first;
+        low_rank_sums<kRows, kAtOnce>(down + first * depth, depth, x, part);
+    }
+    for (; first < ranks; ++first) {
+        for (int64_t row = 0; row < kRows; ++row) part[row] = to[row] + first;
+        low_rank_sums<kRows, 1>(down + first * depth, depth, x, part);
+    }
+}
+
+// kWide registers of each row, which begin `o` numbers behind the pointers: see `from_low_rank`.
+template <int64_t kRows, int64_t kWide>
+inline void add_from_low_rank(const float* up, int64_t ranks, int64_t width, int64_t o, const float* const* x,
+                              const float* bias, float factor, float* const* out) {
+    Register totals[kRows][kWide];
+    for (int64_t i = 0; i < kWide; ++i) {
+        const Register start = bias ? load_register(bias + o + i * kRegisterLanes) : Register{};
+        for (int64_t row = 0; row < kRows; ++row) totals[row][i] = start;
+    }
+    for (int64_t r = 0; r < ranks; ++r) {
+        Register weights[kWide];
+        for (int64_t i = 0; i < kWide; ++i) weights[i] = load_register(up + r * width + o + i * kRegisterLanes);
         for (int64_t row = 0; row < kRows; ++row) {
-            for (int64_t i = 0; i < count; ++i) {
-                float total = sum(totals[row][i]);
-                for (int64_t k = whole; k < depth; ++k) total += x[row][k] * from[i * depth + k];
-                to[row][first + i] = total;
-            }
+            const Register given = Register{} + x[row][r];
+            for (int64_t i = 0; i < kWide; ++i) totals[row][i] = multiply_add(given, weights[i], totals[row][i]);
+        }
+    }
+    for (int64_t row = 0; row < kRows; ++row) {
+        for (int64_t i = 0; i < kWide; ++i) {
+            float* const at = out[row] + o + i * kRegisterLanes;
+            store_register(at, multiply_add(Register{} + factor, totals[row][i], load_register(at)));
         }
     }
 }
@@ -76,21 +114,20 @@ inline void to_low_rank(const float* down, int64_t ranks, int64_t depth, const f
 template <int64_t kRows>
 inline void from_low_rank(const float* up, int64_t ranks, int64_t width, const float* const* x, const float* bias,
                           float factor, float* const* out) {
-    const int64_t whole = width / kLanes * kLanes;
-    for (int64_t o = 0; o < whole; o += kLanes) {
-        Floats totals[kRows];
-        for (int64_t row = 0; row < kRows; ++row) totals[row] = bias ? load(bias + o) : Floats{};
-        for (int64_t r = 0; r < ranks; ++r) {
-            const Floats weights = load(up + r * width + o);
-            for (int64_t row = 0; row < kRows; ++row) totals[row] += x[row][r] * weights;
-        }
-        for (int64_t row = 0; row < kRows; ++row) store(out[row] + o, load(out[row] + o) + factor * totals[row]);
-    }
-    for (int64_t row = 0; row < kRows; ++row) {
-        for (int64_t o = whole; o < width; ++o) {
-            float total = bias ? bias[o] : 0.0f;
-            for (int64_t r = 0; r < ranks; ++r) total += x[row][r] * up[r * width + o];
-            out[row][o] += factor * total;
+    constexpr int64_t kWide = std::max<int64_t>(1, kLowRankSums / kRows);
+    const int64_t whole = width / kRegisterLanes * kRegisterLanes;
+    int64_t o = 0;
+    for (; o + kWide * kRegisterLanes <= whole; o += kWide * kRegisterLanes)
+        add_from_low_rank<kRows, kWide>(up, ranks, width, o, x, bias, factor, out);
+    for (; o < whole; o += kRegisterLanes)
+        add_from_low_rank<kRows, 1>(up, ranks, width, o, x, bias, factor, out);
+    if (const int64_t rest = width - whole) {
+        for (int64_t row = 0; row < kRows; ++row) {
+            Register total = bias ? load_lanes(bias + whole, rest) : Register{};
+            for (int64_t r = 0; r < ranks; ++r)
+                total = multiply_add(Register{} + x[row][r], load_lanes(up + r * width + whole, rest), total);
+            float* const at = out[row] + whole;
+            store_lanes(at, multiply_add(Register{} + factor, total, load_lanes(at, rest)), rest);
         }
     }
 }

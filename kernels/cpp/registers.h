@@ -23,6 +23,38 @@ inline Register load_register(const float* from) {
 
 inline void store_register(float* to, Register value) { std::memcpy(to, &value, sizeof value); }
 
+// a * b + c, rounded once where the processor can. Said by hand: compilers choose between one and two roundings by what
+// is around.
+inline Register multiply_add(Register a, Register b, Register c) {
+#if defined(__AVX512F__)
+    return (Register)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Register)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// The first `count` lanes; zeros behind them.
+inline Register load_lanes(const float* from, int64_t count) {
+    Register value{};
+    std::memcpy(&value, from, static_cast<size_t>(count) * sizeof(float));
+    return value;
+}
+
+inline void store_lanes(float* to, Register value, int64_t count) {
+    std::memcpy(to, &value, static_cast<size_t>(count) * sizeof(float));
+}
+
+// The sum of a register's lanes, each with the one half of them behind it.
+inline float sum_register(Register value) {
+    float lanes[kRegisterLanes];
+    store_register(lanes, value);
+    for (int half = kRegisterLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
 #if defined(__AVX512F__)
 inline void registers_of(Chars chars, Register* to) { to[0] = floats_of(chars); }
 inline void registers_of_fp8(Bytes bytes, Register* to) { to[0] = floats_of_fp8(bytes); }

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from troupellm.protocol.api.extensions import Label, Processors, RepetitionFields, RequestName
+from troupellm.protocol.api.kv_transfer import RemoteBlocks
 from troupellm.protocol.api.open_schemas import MESSAGE_CONTENT, JsonFormat, MessageTool, Refused, SystemBlock
 from troupellm.protocol.api.usage import MessageTokensDetails
 
@@ -149,7 +150,8 @@ class MessagesRequest(PromptFields, kw_only=True):
     thinking_token_budget: Refused = None
     return_token_ids: Refused = None
     return_tokens_as_token_ids: Refused = None
-    kv_transfer_params: Refused = None
+    kv_transfer_params: Any = None
+    """As in chat completions."""
     ec_transfer_params: Refused = None
 
 
@@ -207,6 +209,7 @@ class Message(msgspec.Struct, kw_only=True):
     usage: MessageUsage
     context_management: AppliedEdits | UnsetType = UNSET
     """Where the request has some."""
+    kv_transfer_params: RemoteBlocks | UnsetType = UNSET
 
 
 class OriginalTokens(msgspec.Struct, kw_only=True):

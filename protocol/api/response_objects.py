@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from troupellm.protocol.api.conversations import ConversationReference
+from troupellm.protocol.api.kv_transfer import RemoteBlocks
 from troupellm.protocol.api.usage import OutputTokensDetails
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -135,6 +136,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
+    kv_transfer_params: RemoteBlocks | UnsetType = UNSET
+    """Not stored: blocks go."""
 
 
 class CompactedResponse(msgspec.Struct, kw_only=True):

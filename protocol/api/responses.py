@@ -108,7 +108,8 @@ class ResponsesRequest(SharedExtras, kw_only=True):
     request_id: Refused = None
     return_token_ids: Refused = None
     return_tokens_as_token_ids: Refused = None
-    kv_transfer_params: Refused = None
+    kv_transfer_params: Any = None
+    """As in chat completions."""
     ec_transfer_params: Refused = None
 
 

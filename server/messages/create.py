@@ -33,6 +33,7 @@ from troupellm.server.messages.context_edits import Edited, edited
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.openai.cache_marks import marks_of_message
 from troupellm.server.openai.chat_turn import ServedTurn, open_turn, prepare, read_parts
+from troupellm.server.openai.kv_transfer import remote_blocks
 from troupellm.server.openai.translated import answer_within, bounded, chunks_of, relabelled
 from troupellm.server.storage.message_threads import counted_from, hold, joined
 
@@ -138,6 +139,7 @@ async def _answer(
 ) -> None:
     name = f"msg_{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
+    blocks = remote_blocks(host, exchange, chat, streaming=streaming)
     async with open_turn(host, exchange, chat, streaming=streaming, request_id=name, marks=marks) as turn:
         usage = MessageUsage(input_tokens=0, output_tokens=0)
         message = Message(id=name, model=turn.model, content=[], usage=usage)
@@ -152,6 +154,7 @@ async def _answer(
         given = await turn.collect()
         builder.feed(chunks_of(given.choices[0]))
         builder.finish(given.usage)
+        builder.message.kv_transfer_params = blocks
         await hold(host.threads, exchange, request, name, builder.message.content)
         await exchange.respond(200, msgspec.json.encode(builder.message))
 

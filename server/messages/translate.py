@@ -23,7 +23,7 @@ _SAME = (
     "model", "session_id",
     "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "repetition_penalty",
     "priority", "queue_timeout", "cache_salt", "truncate_prompt_tokens", "truncation_side", "repetition_detection",
-    "spaces_between_special_tokens", "stream_interval", "logits_processors", "vllm_xargs",
+    "spaces_between_special_tokens", "stream_interval", "logits_processors", "vllm_xargs", "kv_transfer_params",
 )  # fmt: skip
 """Fields that mean the same in chat requests and are handed on as they are."""
 _REFUSED = {
@@ -36,7 +36,6 @@ _REFUSED = {
     "thinking_token_budget": "the messages API has thinking.budget_tokens",
     "return_token_ids": "messages have no token ids; chat completions do",
     "return_tokens_as_token_ids": "messages have no token ids; chat completions do",
-    "kv_transfer_params": "it is not supported",
     "ec_transfer_params": "it is not supported",
 }
 _NAMES: Names = [

@@ -42,7 +42,7 @@ from troupellm.server.openai.streaming import continuous_usage, include_usage, u
 async def create(host: ServerState, exchange: Exchange, request: ChatRequest) -> None:
     name = f"chatcmpl-{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
-    blocks = remote_blocks(host, exchange, request)
+    blocks = remote_blocks(host, exchange, request, streaming=streaming)
     report_load(host, exchange)
     async with open_turn(host, exchange, request, streaming=streaming, request_id=name) as turn:
         answer = _Answer(host, request, turn.model, name)

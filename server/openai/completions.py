@@ -36,7 +36,7 @@ async def create(host: ServerState, exchange: Exchange, request: CompletionReque
     read = partial(completion_prompts, request, host.config.max_prompts)
     prompts = await offload(read) if is_large(exchange) else read()
     host.skipped.report(exchange, session_of(exchange, request).skipped)
-    blocks = remote_blocks(host, exchange, request)
+    blocks = remote_blocks(host, exchange, request, streaming=bool(request.stream))
     report_load(host, exchange)
     params = sampling_params(request, engine)
     if params.thinking_token_budget is not None:

@@ -23,8 +23,13 @@ FIELD: Final = "kv_transfer_params"
 _LOOPBACK: Final = "127.0.0.1"
 
 
-def remote_blocks(host: ServerState, exchange: Exchange, request: GenerationFields) -> RemoteBlocks | UnsetType:
+def remote_blocks(
+    host: ServerState, exchange: Exchange, request: GenerationFields, *, streaming: bool, background: bool = False
+) -> RemoteBlocks | UnsetType:
     """The answer's `kv_transfer_params`; UNSET where the request asks for none.
+
+    Args:
+        background: the answer is made after the response to this exchange.
 
     Raises:
         InvalidRequest: they cannot be followed here.
@@ -45,7 +50,9 @@ def remote_blocks(host: ServerState, exchange: Exchange, request: GenerationFiel
             host.skipped.report(exchange, skipped_names("peer", [f"{place[0]}-{place[1]}"]))
     if not params.do_remote_decode:
         return UNSET
-    if request.stream:
+    if background:
+        raise _invalid("do_remote_decode needs background: false, since the answer tells where the blocks are")
+    if streaming:
         raise _invalid("do_remote_decode needs stream: false, since the answer tells where the blocks are")
     producers = [each for each in connectors if each.produces]
     if not producers:

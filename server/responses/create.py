@@ -3,9 +3,11 @@
 from functools import partial
 
 import msgspec
+from msgspec import UnsetType
 
 from troupellm.actors.admission.prompts import estimate_tokens
 from troupellm.protocol.api.chat import ChatRequest
+from troupellm.protocol.api.kv_transfer import RemoteBlocks
 from troupellm.protocol.api.response_events import ResponseEvent
 from troupellm.protocol.api.response_objects import CompactedResponse, CompactionItem, InputTokens
 from troupellm.protocol.api.responses import CompactRequest, InputTokensRequest, ResponsesRequest
@@ -17,6 +19,7 @@ from troupellm.server.base.sse import open_events
 from troupellm.server.host.counting import charged
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.chat_turn import ServedTurn, open_turn, prepare
+from troupellm.server.openai.kv_transfer import remote_blocks
 from troupellm.server.openai.translated import answer_within, bounded, chunks_of, relabelled
 from troupellm.server.responses.builder import ResponseBuilder, encoded, item_id, usage_of
 from troupellm.server.responses.compact import (
@@ -109,6 +112,7 @@ async def _answer(
     host: ServerState, jobs: Jobs, exchange: Exchange, plan: Plan, summary: Summary | None, chat: ChatRequest
 ) -> None:
     plan = msgspec.structs.replace(plan, chat=chat)
+    blocks = remote_blocks(host, exchange, chat, streaming=plan.streaming, background=plan.background)
     if plan.background:
         response = await jobs.start(exchange, plan)
         if plan.streaming:
@@ -120,7 +124,7 @@ async def _answer(
         if plan.streaming:
             await _stream(host, exchange, plan, turn, summary)
         else:
-            await _whole(host, exchange, plan, turn, summary)
+            await _whole(host, exchange, plan, turn, summary, blocks)
 
 
 async def _refuse_in_stream(exchange: Exchange, plan: Plan, error: ContextLengthExceeded) -> None:
@@ -147,7 +151,14 @@ async def input_tokens(host: ServerState, exchange: Exchange, request: InputToke
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))
 
 
-async def _whole(host: ServerState, exchange: Exchange, plan: Plan, turn: ServedTurn, summary: Summary | None) -> None:
+async def _whole(
+    host: ServerState,
+    exchange: Exchange,
+    plan: Plan,
+    turn: ServedTurn,
+    summary: Summary | None,
+    blocks: RemoteBlocks | UnsetType,
+) -> None:
     given = await turn.collect()
     builder = ResponseBuilder(plan.frame, plan.namespaced, sealing=plan.sealing)
     if summary is not None:
@@ -155,7 +166,8 @@ async def _whole(host: ServerState, exchange: Exchange, plan: Plan, turn: Served
     builder.feed(chunks_of(given.choices[0]))
     builder.finish(given.usage if summary is None else together(summary.usage, given.usage), host.now())
     response = await keep(host, exchange, plan, builder.response)
-    await exchange.respond(200, msgspec.json.encode(response))
+    told = msgspec.structs.replace(response, kv_transfer_params=blocks)
+    await exchange.respond(200, msgspec.json.encode(told))
 
 
 async def _stream(host: ServerState, exchange: Exchange, plan: Plan, turn: ServedTurn, summary: Summary | None) -> None:

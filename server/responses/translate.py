@@ -23,7 +23,7 @@ _SAME = (
     "allowed_token_ids", "bad_words", "skip_special_tokens", "priority", "queue_timeout", "cache_salt",
     "chat_template_kwargs", "include_reasoning", "structured_outputs", "parallel_tool_calls",
     "logprob_token_ids", "truncate_prompt_tokens", "truncation_side", "thinking_token_budget", "repetition_detection",
-    "spaces_between_special_tokens", "stream_interval", "logits_processors", "vllm_xargs",
+    "spaces_between_special_tokens", "stream_interval", "logits_processors", "vllm_xargs", "kv_transfer_params",
 )  # fmt: skip
 """Fields that mean the same in chat requests and are handed on as they are."""
 _REFUSED = {
@@ -41,7 +41,6 @@ _REFUSED = {
     "request_id": "a response is kept under an id of the server's; X-Request-Id names a request in logs",
     "return_token_ids": "responses have no token ids; chat completions do",
     "return_tokens_as_token_ids": "responses have no token ids; chat completions do",
-    "kv_transfer_params": "it is not supported",
     "ec_transfer_params": "it is not supported",
 }
 LOGPROBS = "message.output_text.logprobs"

@@ -1,5 +1,6 @@
 """`kv_transfer_params` as the proxies of vLLM send them: one engine computes a prompt, another one continues."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,13 +78,47 @@ async def test_a_prompt_is_computed_by_one_engine_and_its_answer_by_another(tiny
 async def test_an_address_that_is_no_peer_is_ignored_and_named(tiny_engine: Any, tmp_path: Path) -> None:
     """No request makes an engine connect to an address of its own choice."""
     peers = [f"127.0.0.1:{free_port()}"]
-    given = {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80, "remote_block_ids": [1]}
-    async with tiny_engine(**settings(tmp_path, "kv_consumer", peers=peers)) as engine, client_of(engine) as client:
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.setblocking(False)
+        port = elsewhere.getsockname()[1]
+        given = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": port, "remote_block_ids": [1]}
+        await _ignored(tiny_engine, settings(tmp_path, "kv_consumer", peers=peers), given)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+
+
+async def _ignored(tiny_engine: Any, config: dict[str, Any], given: dict[str, Any]) -> None:
+    async with tiny_engine(**config) as engine, client_of(engine) as client:
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
-        for path, body in (("/v1/completions", BODY), ("/v1/chat/completions", chat)):
+        response = {"model": "tiny", "input": "Hi", "max_output_tokens": 3, "ignore_eos": True}
+        bodies = {
+            "/v1/completions": BODY,
+            "/v1/chat/completions": chat,
+            "/v1/responses": response,
+            "/v1/messages": chat,
+        }
+        for path, body in bodies.items():
             answer = await client.post(path, json=body | {"kv_transfer_params": given})
-            assert answer.status_code == 200
-            assert answer.headers["x-troupellm-skipped"] == "peer 169.254.169.254-80"
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-troupellm-skipped"] == f"peer 127.0.0.1-{given['remote_port']}"
+
+
+async def test_chats_responses_and_messages_tell_where_their_blocks_are(tiny_engine: Any, tmp_path: Path) -> None:
+    port = free_port()
+    messages = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "ignore_eos": True}
+    response = {"model": "tiny", "input": "Hi", "max_output_tokens": 1, "ignore_eos": True}
+    bodies = {"/v1/chat/completions": messages, "/v1/responses": response, "/v1/messages": messages}
+    async with tiny_engine(**settings(tmp_path, "kv_producer", listen=port)) as engine, client_of(engine) as client:
+        for path, body in bodies.items():
+            plain = (await client.post(path, json=body)).json()
+            assert "kv_transfer_params" not in plain
+            given = (await client.post(path, json=body | {"kv_transfer_params": FIRST})).json()["kv_transfer_params"]
+            assert (given["remote_host"], given["remote_port"]) == ("127.0.0.1", port)
+            assert given["do_remote_prefill"] is True
+        for more, needed in (({"stream": True}, "stream: false"), ({"background": True}, "background: false")):
+            answer = await client.post("/v1/responses", json=response | more | {"kv_transfer_params": FIRST})
+            assert answer.status_code == 400
+            assert f"do_remote_decode needs {needed}" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
