@@ -4,6 +4,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -69,7 +70,7 @@ async def _begin(host: ServerState, exchange: Exchange, request: OllamaFields) -
     return await host.check_model(exchange, plain_name(request.model, host.require().model_names))
 
 
-def _thinking_of(host: ServerState) -> dict[str, object]:
+def _thinking_of(host: ServerState) -> dict[str, Any]:
     engine = host.require()
     if not engine.ready.generates:
         return {"switches": (), "thinks": False}

@@ -5,12 +5,13 @@ import contextlib
 import anyio
 import pytest
 
+from troupellm.server.page.routes import FILES
 from troupellm.tests.support.servers.canary import under_many as under_attack
 from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 
-OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs", "/"}
+OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs", "/", *(f"/ui/{name}" for name in FILES)}
 WRONG = [
     [],
     [b""],

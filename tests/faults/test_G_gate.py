@@ -10,13 +10,14 @@ import pytest
 
 from troupellm.server.access.auth import Gate
 from troupellm.server.base.errors import HttpError
+from troupellm.server.page.routes import FILES
 from troupellm.tests.support.servers.canary import under_many as under_attack
 from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 
 
-OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs", "/"}
+OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs", "/", *(f"/ui/{name}" for name in FILES)}
 """Probes, and the page that asks for the key and reads /openapi.json with it."""
 
 
