@@ -26,6 +26,8 @@ from troupellm.protocol.messages.cache_groups import group_name
 from troupellm.protocol.messages.snapshot import CacheGroupSnapshot
 from troupellm.protocol.messages.worker import CacheGroup
 
+_TOUCHED_AT_ONCE = 1024
+
 
 class BlockPool:
     """Block ids are 0 .. num_blocks - 1."""
@@ -46,7 +48,10 @@ class BlockPool:
         self.leased = LeasedBlocks() if leased is None else leased
         self.leased.begin(num_blocks)
         self._events = events
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []
+        """Those that were used before, and some that were not: a large pool takes no time to make."""
+        self._num_touched = 0
+        """Blocks from this one on are free and not in the list."""
         self._references = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
@@ -65,7 +70,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self._num_touched
 
     @property
     def num_cached(self) -> int:
@@ -74,12 +79,12 @@ class BlockPool:
     @property
     def num_unleased(self) -> int:
         """Blocks that `take` can give without ending a lease."""
-        return len(self._free) + len(self._cached)
+        return self.num_free + len(self._cached)
 
     @property
     def num_available(self) -> int:
         """Blocks that `take` can give right now."""
-        return len(self._free) + len(self._cached) + len(self.leased.cached)
+        return self.num_free + len(self._cached) + len(self.leased.cached)
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -103,6 +108,8 @@ class BlockPool:
             return [block]
         if count > self.num_available:
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
+        if len(free) < count:
+            self._touch_free(count - len(free))
         while len(free) < count:
             free.insert(0, self._evict())
         taken = free[: -count - 1 : -1]
@@ -112,6 +119,12 @@ class BlockPool:
             group_of[block] = group
         self.used_by[group] += count
         return taken
+
+    def _touch_free(self, count: int) -> None:
+        """Put so many blocks behind those in the list, or as many as there are."""
+        begin = self._num_touched
+        self._num_touched = end = min(self.num_blocks, begin + max(count, _TOUCHED_AT_ONCE))
+        self._free[:0] = range(end - 1, begin - 1, -1)
 
     def find(self, key: bytes, group: int = 0) -> int | None:
         """The block that holds the content named by `key`, used or cached."""
@@ -301,12 +314,13 @@ class BlockPool:
 
     def assert_invariants(self, owners: dict[int, int] | None = None) -> None:
         """Check the accounting; `owners` says how many tables hold each block (blocks left out: none)."""
-        free, cached = set(self._free), {*self._cached, *self.leased.cached}
+        untouched = range(self._num_touched, self.num_blocks)
+        free, cached = {*self._free, *untouched}, {*self._cached, *self.leased.cached}
         assert self._cached.keys().isdisjoint(self.leased.cached), "a block is cached twice"
         assert all(self._references[block] for block in self._dropped), "an unused block waits for its release"
         self.leased.assert_invariants(self._references)
         used = {block for block, references in enumerate(self._references) if references}
-        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) == self.num_free, "a block is free twice"
         assert not free & cached, "a block is free and cached"
         assert not free & used, "a block is free and used"
         assert not cached & used, "a block is cached and used"

@@ -56,6 +56,21 @@ def test_the_least_recently_used_sequence_is_evicted_first() -> None:
     assert pool.take(1) == [second]
 
 
+@pytest.mark.parametrize("counts", [(1, 1, 3000, 1), (5, 1500, 1500, 999), (4000, 7)])
+def test_blocks_come_in_order_and_the_latest_released_one_first(counts: tuple[int, ...]) -> None:
+    """Also from a pool so large that its blocks are not listed at once."""
+    pool, stack = BlockPool(5000), list(range(4999, -1, -1))
+    for count in counts:
+        wanted = [stack.pop() for _ in range(count)]
+        taken = pool.take(count)
+        assert taken == wanted
+        assert pool.num_free == pool.num_available == len(stack)
+        back = taken[: count // 2]
+        pool.release(back)
+        stack += reversed(back)
+        pool.assert_invariants()
+
+
 def test_free_blocks_are_used_before_cached_ones_are_evicted() -> None:
     pool = BlockPool(2)
     kept, _ = pool.take(2)

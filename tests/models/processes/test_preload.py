@@ -36,6 +36,23 @@ def test_no_full_collection_meets_the_import_and_none_makes_up_for_it(before: st
         assert collections == "0"
 
 
+HANDING_OVER = """
+import gc
+callbacks = set()
+gc.callbacks.append(lambda phase, info: callbacks.add(len(gc.callbacks)))
+from troupellm.models.processes.preload_torch import import_beside
+callbacks.clear()
+import_beside("troupellm.models.worker.worker")
+print(callbacks == {2}, len(gc.callbacks))
+"""
+
+
+def test_collections_run_python_code_while_torch_is_imported_and_not_afterwards() -> None:
+    """Else the initialization of torch's extension, one foreign call of 40 ms, keeps the interpreter to itself."""
+    done = subprocess.run([sys.executable, "-c", HANDING_OVER], capture_output=True, text=True, timeout=120)
+    assert (done.stderr, done.stdout.strip()) == ("", "True 1")
+
+
 HOLDING = """
 import gc
 from troupellm.models.processes.preload_torch import Frozen
@@ -65,6 +82,26 @@ def test_the_collector_is_the_hosts_again_after_the_last_engine(calls: str, expe
         [sys.executable, "-c", HOLDING.format(calls=calls)], capture_output=True, text=True, timeout=60
     )
     assert (done.stderr, done.stdout.strip()) == ("", expected)
+
+
+COUNTING = """
+import gc
+counted, count = [], gc.get_freeze_count
+gc.get_freeze_count = lambda: counted.append(count()) or counted[-1]
+from troupellm.models.processes.preload_torch import Frozen
+frozen, objects = Frozen(), [[] for _ in range(50_000)]
+for _ in range(2):
+    frozen.hold()
+    held = count() > 50_000
+    frozen.release()
+print(held, count(), bool(counted), max(counted) < 1000)
+"""
+
+
+def test_an_engine_never_counts_the_objects_that_it_freezes() -> None:
+    """They are counted one by one with the interpreter held: torch's take 25 ms, at each start and each end."""
+    done = subprocess.run([sys.executable, "-c", COUNTING], capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.stdout.strip()) == ("", "True 0 True True")
 
 
 ENGINES = """
