@@ -33,7 +33,7 @@ _READER = "its reader is slow"
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds waiting sequences back, as the planner last saw it."""
+    """The causes that hold waiting sequences back, as the planner last saw them."""
 
     now: float
     halted: bool

@@ -14,7 +14,7 @@ from troupellm.protocol.api.open_schemas import PastCalls, PastText
 from troupellm.protocol.api.tools import ToolBody
 
 KeepAlive = Annotated[str, Meta(pattern=r"^-?(\d+|(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+)$", max_length=64)] | float
-"""Seconds, or a duration such as 5m. The one model of the server stays loaded whatever it says."""
+"""Seconds, or a duration such as 5m. The one model of the server stays loaded in any case."""
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
@@ -140,7 +140,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
 
 
 class OllamaLine(msgspec.Struct, kw_only=True):
-    """What every line of an answer has. Durations are nanoseconds, and only the last line has them."""
+    """The fields of every line of an answer. Durations are nanoseconds, and only the last line has them."""
 
     model: str
     created_at: str

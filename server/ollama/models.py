@@ -1,4 +1,4 @@
-"""What is served, in Ollama's form: /api/tags, /api/ps, /api/show, /api/version and /api/pull."""
+"""The served models in Ollama's form: /api/tags, /api/ps, /api/show, /api/version and /api/pull."""
 
 import hashlib
 import re

@@ -1,7 +1,7 @@
 """Frames of the engine's picture for the viewers of the page.
 
-All viewers share one frame. The viewer that waits first makes the next one, so that nothing is computed when nobody
-watches and no task outlives its viewers. A slow viewer skips the frames that it has no room for.
+All viewers share one frame. The viewer that waits first makes the next one, so that nothing is computed without
+viewers, and no task outlives them. A slow viewer skips the frames that it has no room for.
 """
 
 import time
