@@ -94,6 +94,7 @@ def _events(host: ServerState) -> list[Route]:
             path="/debug/events",
             handler=partial(_send_frames, host, frames),
             scope="admin" if guarded else "api",
+            query=admin.NoArguments,
             summary="The picture of the engine that the page draws, as server-sent events.",
             answers="text/event-stream",
             events=(LiveView,),
