@@ -126,7 +126,8 @@ async function answer() {
   by("stop").hidden = false;
   by("send").disabled = true;
   try {
-    await read(await request("v1/chat/completions", { body: bodyOf(), signal: running.signal }), message, shown);
+    const began = performance.now(), stream = await request("v1/chat/completions", { body: bodyOf(), signal: running.signal });
+    await read(stream, began, message, shown);
   } catch (error) {
     if (error.name === "AbortError") message.note ||= "stopped";
     else fail(shown, error);
@@ -134,8 +135,7 @@ async function answer() {
   finish(shown, message, conversation);
 }
 
-async function read(stream, message, shown) {
-  const began = performance.now();
+async function read(stream, began, message, shown) {
   let first = 0, usage = null, reason = "";
   const draw = drawer(shown, message);
   for await (const chunk of events(stream)) {
