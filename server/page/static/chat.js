@@ -53,7 +53,7 @@ function showList() {
 
 function show(message) {
   const made = element("article", undefined, `message ${message.role}`), body = element("div", undefined, "body");
-  made.append(element("h3", message.role === "user" ? "You" : "Model"));
+  made.append(element("h2", message.role === "user" ? "You" : "Model"));
   if (message.role === "assistant") {
     const thought = thoughtOf(message.reasoning);
     made.append(thought);
