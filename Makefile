@@ -91,8 +91,8 @@ clients: $(VENV)/.installed
 	@test $(CLIENTS)/.installed -nt tests/api/clients/requirements.txt || { echo "installing clients into $(CLIENTS)"; \
 		$(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/python -m pip --disable-pip-version-check install -q \
 		-r tests/api/clients/requirements.txt && touch $(CLIENTS)/.installed; } || $(call without,the clients)
-	@test -e $(CLIENTS)/node/node_modules/ollama || { mkdir -p $(CLIENTS)/node && \
-		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai ollama axe-core; } \
+	@test -e $(CLIENTS)/node/node_modules/playwright-core || { mkdir -p $(CLIENTS)/node && \
+		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai ollama axe-core playwright-core; } \
 		|| $(call without,the packages of npm)
 
 # Coding agents, pinned, each in a folder of its own: some 3.5 GB. Those of PyPI have an environment each, which uv makes.

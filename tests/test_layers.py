@@ -63,7 +63,7 @@ FLOORS = {
         "host",
         "admin batches openai",
         "messages openapi pooling responses",
-        "ollama",
+        "ollama page",
         "app",
         "api_processes replica_process",
         "serve",

@@ -142,7 +142,7 @@ def routes_of(readme: str) -> set[str]:
 
 @pytest.mark.parametrize("readme", READMES)
 def test_every_route_is_there(readme: str) -> None:
-    app = App(ServerState(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
+    app = App(ServerState(ServerConfig(admin_api_key=("admin",), ui=True)), scopes=("open", "api", "admin"))
     router = Router(app.routes)
     assert {path for path in routes_of(readme) if router.find(path.encode()) is None} == set()
 

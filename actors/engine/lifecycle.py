@@ -20,7 +20,8 @@ from troupellm.actors.runtime.ports import (
 from troupellm.actors.runtime.processes import Processes, SystemProcesses
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError
-from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
+from troupellm.protocol.messages.live_view import LiveView, MailboxView
+from troupellm.protocol.messages.snapshot import ActorSnapshot, EngineSnapshot, MailboxSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import ProgressSink
 
 
@@ -205,6 +206,38 @@ class EngineLife:
             kv_events=None if running.system.kv_events is None else running.system.kv_events.snapshot(),
         )
 
+    def live_view(self) -> LiveView:
+        """The picture that the page draws; from the engine's own event loop.
+
+        Raises:
+            TroupeError: the engine does not run.
+        """
+        system = self._on_loop().system
+        seen = self.snapshot()
+        scheduler = seen.scheduler
+        return LiveView(
+            state=seen.state,
+            model=seen.model,
+            notice=seen.unready or ("the engine is paused" if seen.paused else ""),
+            uptime_ms=round(seen.uptime_seconds * 1_000),
+            open_requests=seen.open_requests,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            paused=scheduler.paused,
+            blocks_total=scheduler.blocks_total,
+            blocks_free=scheduler.blocks_free,
+            blocks_cached=scheduler.blocks_cached,
+            tokens_generated=scheduler.tokens_generated,
+            prompt_tokens=seen.prompt_tokens_computed,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+            steps=scheduler.steps,
+            recent=system.store.recent_steps(),
+            actors=tuple([_mailbox_view(actor, box) for actor in seen.actors for box in actor.mailboxes]),
+            scheduler=system.scheduler_view(),
+        )
+
     def _require(self) -> Running:
         if self._running is None:
             raise self._refusal()
@@ -256,3 +289,7 @@ def _merged(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConf
         for section in msgspec.structs.asdict(config).values():
             flat.update(msgspec.structs.asdict(section))
     return EngineConfig.from_flat({**flat, **settings})
+
+
+def _mailbox_view(actor: ActorSnapshot, box: MailboxSnapshot) -> MailboxView:
+    return MailboxView(actor.name, actor.restarts, box.depth, box.capacity, box.messages, box.dropped)

@@ -36,6 +36,7 @@ from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterM
 from troupellm.protocol.messages.adapters import ADAPTERS_GONE, AdapterPreparation
 from troupellm.protocol.messages.guide import BuildGuide, GuideRequest
 from troupellm.protocol.messages.input import ChatPrompt, PrepareRequest
+from troupellm.protocol.messages.live_view import SchedulerView
 from troupellm.protocol.messages.metrics import RequestCancelled, RequestRejected
 from troupellm.protocol.messages.output import OpenRequest, RequestClosed, StepOutput
 from troupellm.protocol.messages.scheduler import AbortRequest, AdapterLoaded, GuideBuilt, SchedulerControl
@@ -156,6 +157,9 @@ class System:
             with suppress(RuntimeError):  # a dict has changed while another thread went through it
                 return self._scheduler.snapshot()
         return self._scheduler.snapshot()
+
+    def scheduler_view(self) -> SchedulerView:
+        return self._scheduler.live_view()
 
     @property
     def guide_snapshot(self) -> GuideSnapshot:

@@ -7,7 +7,7 @@ On crash:  restarted around the same store; no task waits for it.
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Never, assert_never
 
@@ -16,6 +16,7 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
 from troupellm.actors.runtime.mailbox import Mailbox
+from troupellm.protocol.messages.live_view import MOST_STEPS, StepView
 from troupellm.protocol.messages.metrics import (
     DraftStats,
     MetricsMessage,
@@ -24,6 +25,9 @@ from troupellm.protocol.messages.metrics import (
     RequestStats,
     StepStats,
 )
+
+FORGOTTEN_STEPS = 4_096
+"""Recent steps are kept no longer when so many went by without a reader."""
 
 # vLLM's bounds, so that its dashboards read the same.
 FIRST_TOKEN_BOUNDS = (
@@ -106,6 +110,10 @@ class MetricsStore:
         self.request_max_tokens = Histogram(lengths)
         self.request_n = Histogram(N_BOUNDS)
         self.session_cached_ratio = Histogram(RATIO_BOUNDS)
+        self.recent: deque[StepView] | None = None
+        """The last steps, while `recent_steps` has a reader."""
+        self._unread = 0
+        """Steps since it was read."""
         self.step_phases = {phase: Histogram(STEP_BOUNDS) for phase in ("prepare", "forward", "sample", "total")}
 
     def on_message(self, message: MetricsMessage) -> None:
@@ -121,7 +129,23 @@ class MetricsStore:
             case _:
                 assert_never(message)
 
+    def recent_steps(self) -> tuple[StepView, ...]:
+        """The last steps, from the first call on. They are forgotten when no further call comes."""
+        self._unread = 0
+        if self.recent is None:
+            self.recent = deque(maxlen=MOST_STEPS)
+        return tuple(self.recent)
+
+    def _remember(self, stats: StepStats, recent: "deque[StepView]") -> None:
+        milliseconds = round(stats.seconds * 1_000, 2)
+        recent.append(StepView(stats.prefill_tokens, stats.decode_tokens, stats.num_rows, milliseconds))
+        self._unread += 1
+        if self._unread > FORGOTTEN_STEPS:
+            self.recent = None
+
     def _on_step(self, stats: StepStats) -> None:
+        if self.recent is not None:
+            self._remember(stats, self.recent)
         self.generation_tokens += stats.new_tokens
         self.preemptions += stats.preemptions
         self.prefix_queries += stats.prefix_queries

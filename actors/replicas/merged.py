@@ -10,7 +10,9 @@ from troupellm.protocol.messages.snapshot import EngineSnapshot, ReplicaSnapshot
 
 SUMMED: Final = frozenset({"abort", "kv_prefetch", "kv_drop"})
 """Actions whose answers are counts of each replica; the answers of the others are the same everywhere."""
-OF_ONE: Final = frozenset({"find_adapter", "list_adapters", "server_info", "log_level", "is_paused", "is_sleeping"})
+OF_ONE: Final = frozenset(
+    {"find_adapter", "list_adapters", "server_info", "log_level", "is_paused", "is_sleeping", "live_view"}
+)
 """Actions that change nothing: one replica answers for all."""
 
 

@@ -18,10 +18,12 @@ from anyio.lowlevel import checkpoint
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.actors.scheduler.live_view import view_of
 from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, PrefetchSession
 from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterMessage
 from troupellm.protocol.messages.guide import GuideControl, GuideMessage
+from troupellm.protocol.messages.live_view import SchedulerView
 from troupellm.protocol.messages.metrics import MetricsMessage
 from troupellm.protocol.messages.output import OutputMessage, StepOutput
 from troupellm.protocol.messages.scheduler import (
@@ -80,6 +82,9 @@ class Scheduler:
 
     def snapshot(self) -> SchedulerSnapshot:
         return self._core.snapshot()
+
+    def live_view(self) -> SchedulerView:
+        return view_of(self._core, self._clock.now())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

@@ -68,6 +68,11 @@ class NoArguments(_Query, frozen=True):
     """The route takes none."""
 
 
+class LiveViewQuery(_Query, frozen=True, kw_only=True):
+    names: bool = False
+    """Show the names of API keys."""
+
+
 class KVEventsQuery(_Query, frozen=True, kw_only=True):
     after: Annotated[int, Meta(ge=0)] | None = None
     """Number of the last event that is known already, 0 for all that are kept; without it: from now on."""

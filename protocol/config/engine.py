@@ -352,6 +352,7 @@ class ServerConfig(BodyConfig, frozen=True, kw_only=True):
     max_pooling_inputs: Annotated[PositiveInt, _help("inputs in one call for embeddings, classes, scores or ranks")] = (
         2048
     )
+    ui: Annotated[bool | None, _help("serve the page at / to browsers (default: on a loopback address only)")] = None
     ollama: Annotated[bool, _help("serve Ollama's API too, at /api")] = True
     trust_request_chat_template: Annotated[
         bool, _help("let requests bring a chat template of their own, under the limits of the sandbox")

@@ -104,7 +104,7 @@ def guard_of(config: ServerConfig) -> Guard:
         ConfigError: see `Guard`.
     """
     hosts: Iterable[str] | None = {*config.allowed_hosts, *_LOCAL} if config.allowed_hosts else None
-    if hosts is None and config.uds is None and _is_loopback(config.host):
+    if hosts is None and config.uds is None and is_loopback(config.host):
         hosts = {*_LOCAL, config.host}
     return Guard(config, hosts=hosts, own_pages_only=True)
 
@@ -114,7 +114,8 @@ def mounted_guard(config: ServerConfig) -> Guard:
     return Guard(config, hosts=config.allowed_hosts or None, own_pages_only=False)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address or a name is this machine's alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -33,6 +33,7 @@ from troupellm.server.host.server_state import ServerState, stream_defaults
 from troupellm.server.observe.logs import log_access
 from troupellm.server.observe.metrics import UNMATCHED
 from troupellm.server.openapi.routes import Reference
+from troupellm.server.page.routes import routes as page_routes
 from troupellm.server.responses.socket import ResponsesSocket
 from troupellm.server.storage.responses_schema import check_database
 
@@ -117,7 +118,10 @@ class App:
         """
         self.host = host
         self._config = host.config
-        table = [route for route in routes(host, prefix) if route.scope in scopes]
+        page = page_routes(host, mounted=guard is None)
+        shown = {route.path for route in page}
+        every = [*page, *(route for route in routes(host, prefix) if route.path not in shown)]
+        table = [route for route in every if route.scope in scopes]
         self.routes = Reference(table, keys=bool(keys), root_path=host.config.root_path).routes
         self._router = Router(self.routes)
         self._prefix = prefix

@@ -17,6 +17,7 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import InvalidRequest, RequestFailed, TroupeError
 from troupellm.protocol.messages.adapters import AdapterInfo, AdaptersServed
 from troupellm.protocol.messages.kv_events import KVEventsRead
+from troupellm.protocol.messages.live_view import LiveView, without_names
 from troupellm.protocol.messages.sleep import SleepReport
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 
@@ -181,6 +182,11 @@ async def snapshot(actions: AdminActions, _: admin.NoArguments) -> EngineSnapsho
     return actions.engine.snapshot()
 
 
+async def live_view(actions: AdminActions, query: admin.LiveViewQuery) -> LiveView:
+    view = actions.engine.live_view()
+    return view if query.names else without_names(view)
+
+
 async def kv_keep(actions: AdminActions, body: admin.KVSessionBody) -> admin.DoneAnswer:
     actions.engine.keep_session(body.session, tenant=body.tenant)
     return admin.DoneAnswer()
@@ -237,6 +243,7 @@ ACTIONS: Mapping[str, Action] = {
     "server_info": Action(admin.NoArguments, server_info),
     "restart_replicas": Action(admin.NoArguments, restart_replicas),
     "snapshot": Action(admin.NoArguments, snapshot),
+    "live_view": Action(admin.LiveViewQuery, live_view),
     "load_adapter": Action(admin.LoadAdapterBody, load_adapter),
     "unload_adapter": Action(admin.UnloadAdapterBody, unload_adapter),
     "find_adapter": Action(admin.AdapterName, find_adapter),

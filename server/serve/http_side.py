@@ -148,7 +148,7 @@ class MetricsPort:
         """
         port = metrics_port(config)
         assert port is not None
-        own = msgspec.structs.replace(config, metrics="open", port=port, uds=None)
+        own = msgspec.structs.replace(config, metrics="open", port=port, uds=None, ui=False)
         self._host = ServerState(own)
         self._host.loading = True
         self._host.metrics = side.metrics

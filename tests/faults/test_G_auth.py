@@ -5,12 +5,13 @@ import contextlib
 import anyio
 import pytest
 
+from troupellm.server.page.routes import FILES
 from troupellm.tests.support.servers.canary import under_many as under_attack
 from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 
-OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs", "/"}
+OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs", "/", *(f"/ui/{name}" for name in FILES)}
 WRONG = [
     [],
     [b""],
@@ -33,6 +34,8 @@ async def test_G1_every_route_but_the_open_ones_needs_the_key(tiny_engine):
         bodies: dict[str, set[bytes]] = {}
         for route in attacked.served.app.routes:
             path = f"{route.path}tiny" if route.tail else route.path.replace("{", "").replace("}", "")
+            if path == "/debug/events":  # a right request has no end
+                path += "?nobody=1"
             if path in OPEN:
                 assert (await client.request(route.method, path)).status_code == 200
                 continue

@@ -15,7 +15,7 @@ from troupellm.server.base.router import Route
 from troupellm.tests.support.servers.every_route import KEYS, MESSAGES, SAMPLES
 from troupellm.tests.support.servers.fault_rows import ROWS
 
-LASTING = {"/pause", "/sleep", "/start_profile", "/kv_events"}
+LASTING = {"/pause", "/sleep", "/start_profile", "/kv_events", "/debug/events"}
 """Routes whose work outlasts their answer, or whose answer has no end: they get queries that are refused."""
 OFTEN = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/conversations", "/invocations", "/api/")
 """Begin the paths of routes that get `WEIGHT` requests in a round; the others get one."""
