@@ -117,7 +117,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """What one import statement names; `from package import module` gives the module."""
+    """The names of one import statement; `from package import module` gives the module."""
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)
@@ -145,7 +145,7 @@ def imports_of(path: Path) -> tuple[str, ...]:
 
 @cache
 def imports_at_load(path: Path) -> tuple[str, ...]:
-    """What loading the module loads: not what functions import, and not what only types need."""
+    """The modules that are loaded with it: imports in functions and for types alone are left out."""
     names: list[str] = []
     waiting: list[ast.AST] = [tree_of(path)]
     while waiting:

@@ -38,5 +38,5 @@ def quantize_groups(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Each `size` inputs of rows `x` [rows, inputs] in eight bits, of which the last ones may be fewer: values int8
     [rows, inputs] of -127 to 127, and scale float32 [rows, groups]."""
     x = x.float()
-    parts = [quantize_rows(part) for part in x.split(size, 1)]
+    parts = [quantize_rows(part) for part in torch.split(x, size, 1)]
     return torch.cat([values for values, _ in parts], 1), torch.stack([scale for _, scale in parts], 1)

@@ -118,7 +118,7 @@ class Int8Product:
         values, input_scale = quantize_groups(x, INPUT_GROUP)
         weight = few.values() if self._values is None and few is not None else self._values
         assert weight is not None
-        pairs = zip(values.split(INPUT_GROUP, 1), weight.split(INPUT_GROUP, 1), strict=True)
+        pairs = zip(torch.split(values, INPUT_GROUP, 1), torch.split(weight, INPUT_GROUP, 1), strict=True)
         product = total_of_groups((whole_sums(*pair) for pair in pairs), input_scale).mul_(self._scale)
         return (product if self._bias is None else product.add_(self._bias)).to(x.dtype)
 

@@ -65,7 +65,7 @@ class Int8Channel(QuantizedWeight):
     def grouped_product(self, x: Tensor, bias: Tensor | None, group: int) -> Tensor:
         """`product` with `group` inputs for each scale of the inputs."""
         inputs, scale = quantize_groups(x, group)
-        pairs = zip(inputs.double().split(group, 1), self.values.double().split(group, 1), strict=True)
+        pairs = zip(torch.split(inputs.double(), group, 1), torch.split(self.values.double(), group, 1), strict=True)
         # Sums stay below 2**53, so that float64 holds them exactly.
         out = total_of_groups((some @ part.t() for some, part in pairs), scale) * self.scale
         return (out if bias is None else out + bias.float()).to(x.dtype)
