@@ -49,5 +49,8 @@ def _file(image: object, field: str) -> bytes:
     if save is None:
         raise InvalidRequest(f"{field}.image must be bytes, a path or an image of Pillow", param=field)
     buffer = io.BytesIO()
-    save(buffer, "PNG")
+    try:
+        save(buffer, "PNG")
+    except (OSError, ValueError, KeyError) as error:  # a mode that PNG does not have, or a file that is broken
+        raise InvalidRequest(f"{field}: the image cannot be read: {error}", param=field) from None
     return buffer.getvalue()

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.input.tokenize import check_length, rendered
+from troupellm.actors.input.tokenize import check_length, rendered, too_long
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.media.description import MediaModel
-from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.models.tokenizer.tokenizer import Tokenizer, TooManyTokens
 from troupellm.protocol.config.kv_hints import PrefixLease
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import ChatPrompt, Prompt, TokensPrompt
@@ -130,7 +130,11 @@ def media_tokens(
     if prompt.truncation is not None:
         text = "a prompt with images is not cut; leave truncate_prompt_tokens out"
         raise InvalidRequest(text, param="truncate_prompt_tokens")
-    tokens = media.tokenize(prompt, lambda given, seen: rendered(given, template, seen), longest)
+    try:
+        tokens = media.tokenize(prompt, lambda given, seen: rendered(given, template, seen), longest)
+    except TooManyTokens as error:
+        assert longest is not None
+        raise too_long("messages", longest, error.num_tokens, "has") from None
     leases = tuple(PrefixLease(len(tokens.token_ids), mark.seconds) for mark in prompt.cache_marks)
     return msgspec.structs.replace(tokens, leases=leases)
 
@@ -166,14 +170,19 @@ def _numbers(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _mapped(value: Any, token: str, mark: str) -> Any:
-    """Plain data with a mark inside of each token in its texts."""
+    """Plain data with a mark inside of each token in its texts and names."""
     if isinstance(value, str):
         return _broken(value, token, mark)
     if isinstance(value, Mapping):
-        return {name: _mapped(inner, token, mark) for name, inner in value.items()}
+        return {_named(name, token, mark): _mapped(inner, token, mark) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_mapped(inner, token, mark) for inner in value]
     return value
+
+
+def _named(name: Any, token: str, mark: str) -> Any:
+    """A name of plain data: templates write tools and arguments with theirs."""
+    return name.replace(token, f"{token[0]}{mark}{token[1:]}") if isinstance(name, str) else name
 
 
 def _broken(text: str, token: str, mark: str) -> str:

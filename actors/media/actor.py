@@ -141,11 +141,14 @@ class Media:
         return msgspec.structs.replace(message, submission=msgspec.structs.replace(submission, prompt=prompt))
 
     async def _item(self, source: MediaSource, submission: Submission) -> MediaItem:
-        data = source.data
-        if source.url:
-            ticket = self._ticket(self._fetching, submission.tenant, len(source.url), source.field)
-            async with self._fetching.turn(ticket):
-                data = await self._fetcher.fetch(source.url, source.field)
+        if not source.url:
+            return await self._item_of(source.data, source, submission)
+        ticket = self._ticket(self._fetching, submission.tenant, len(source.url), source.field)
+        async with self._fetching.turn(ticket):  # until it is prepared: no more files than turns wait in memory
+            data = await self._fetcher.fetch(source.url, source.field)
+            return await self._item_of(data, source, submission)
+
+    async def _item_of(self, data: bytes, source: MediaSource, submission: Submission) -> MediaItem:
         if len(data) > self._config.max_media_bytes:
             self.refused += 1
             text = f"{source.field}: an image may have at most {self._config.max_media_bytes} bytes, got {len(data)}"

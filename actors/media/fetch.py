@@ -95,7 +95,7 @@ class Fetcher:
                 async with pool.stream("GET", url, headers=_HEADERS) as response:
                     if response.status not in _MOVED:
                         return await self._body(response)
-                    url = urljoin(url, _header(response, b"location").decode("latin-1"))
+                    url = _joined(url, _header(response, b"location").decode("latin-1"))
         raise Unavailable(f"it redirects more than {MOST_REDIRECTS} times")
 
     def _check(self, url: str) -> SplitResult:
@@ -133,6 +133,14 @@ class Fetcher:
             if len(body) > most:
                 raise Unavailable(f"it has more than {most} bytes")
         return bytes(body)
+
+
+def _joined(url: str, location: str) -> str:
+    """Where a redirect leads. Raises Unavailable."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise Unavailable("it redirects to a URL that cannot be read") from None
 
 
 @lru_cache(1)

@@ -5,6 +5,7 @@ An image that takes too much time or memory costs its process, which is replaced
 
 import logging
 from collections import deque
+from contextlib import suppress
 from typing import Protocol
 
 import anyio
@@ -38,6 +39,8 @@ MEMORY_BYTES = 4 * 2**30
 PATIENCE = 10
 """An image that does not get its processor time is waited for up to so many times as long."""
 SHORTEST_WAIT_SECONDS = 0.01
+SPARE_SECONDS = 1.0
+"""How long an image that is not wanted any more may go on."""
 
 
 class ImageFault(Exception):
@@ -100,6 +103,9 @@ class ProcessPreparer:
         except _ChildGone:
             logger.warning("a process that prepared an image is gone")
             raise ImageFault("it takes too much memory to prepare, or its file breaks the decoder") from None
+        except anyio.get_cancelled_exc_class():  # its client has left: a new process costs more than most answers
+            healthy = await child.soon_done(SPARE_SECONDS)
+            raise
         finally:
             if healthy and not self._closed:
                 self._idle.append(child)
@@ -220,6 +226,13 @@ class _Child:
             waiter = self._waiter = new_waiter()
             await waiter.wait()
         return self._messages.popleft()
+
+    async def soon_done(self, seconds: float) -> bool:
+        """Wait for the answer that is owed, whether or not the caller is cancelled; True if it came."""
+        with suppress(_ChildGone), anyio.move_on_after(seconds, shield=True):
+            await self.next()
+            return True
+        return False
 
     async def end(self) -> bool:
         """Kill it and wait until it is gone; False if it does not go."""

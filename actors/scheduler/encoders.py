@@ -30,10 +30,16 @@ class Encoders:
         self.num_encoded = self.num_hits = self.num_evicted = 0
 
     def begin(self) -> None:
-        """A plan is drawn up, perhaps once more since the last try had no rows: what it may encode is counted anew."""
+        """A plan is drawn up, perhaps once more since the last try had no rows: what it may encode is counted anew.
+
+        Items of such a try were never sent. They are taken back, or their room could be missing to all others for ever.
+        """
+        for item in self._encode:
+            self.kept_vectors -= self._kept.pop(item.digest)
+        self._encode = []
+        self._used.clear()
         self._vectors_left, self._bytes_left = self._step_vectors, MOST_PLAN_BYTES
         self._fresh = True
-        self._used = {item.digest for item in self._encode}
 
     def reach(self, sequence: Sequence, start: int, count: int) -> int:
         """How many of the positions from `start` on the plan may compute: all before the first image that has no room.

@@ -11,7 +11,7 @@ from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.media.family import MediaFamily
 from troupellm.models.media.idefics3 import Idefics3
-from troupellm.models.media.llava import Llava
+from troupellm.models.media.llava import Llava, has_served_tower
 from troupellm.protocol.config.media import MediaConfig
 from troupellm.protocol.errors import ModelLoadError
 
@@ -50,6 +50,8 @@ def describe_media(folder: Path, config: MediaConfig) -> MediaModel | None:
     if name is None or missing_packages():
         return None
     if not any((folder / file).is_file() for file in PROCESSOR_FILES):
+        return None
+    if FAMILIES[name] is Llava and not has_served_tower(reader):
         return None
     key = next((key for key in ("image_token_id", "image_token_index") if reader.has(key)), None)
     if key is None:

@@ -13,6 +13,11 @@ _WITH_CLASS = "clip_vision_model"
 TOWERS = (_WITH_CLASS, "siglip_vision_model")
 
 
+def has_served_tower(reader: ConfigReader) -> bool:
+    """False for a checkpoint of this architecture with another encoder, as Pixtral has: its text part is served."""
+    return reader.section("vision_config").values.get("model_type", _WITH_CLASS) in TOWERS
+
+
 class Llava:
     """As `MediaFamily`."""
 
@@ -22,12 +27,10 @@ class Llava:
     def __init__(self, reader: ConfigReader) -> None:
         """
         Raises:
-            ModelLoadError: a tower that is not served, or a wrong number.
+            ModelLoadError: a wrong number.
         """
         vision = reader.section("vision_config")
         kind = vision.values.get("model_type", _WITH_CLASS)
-        if kind not in TOWERS:
-            raise vision.refuse("model_type", f"must be one of {', '.join(TOWERS)}")
         self._patch = vision.integer("patch_size", _PATCH_SIZE)
         drops_first = reader.values.get("vision_feature_select_strategy", "default") == "default"
         self._more = int(kind == _WITH_CLASS) - int(drops_first)

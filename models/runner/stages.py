@@ -289,7 +289,7 @@ class Stages:
             if given is not None and start < given.shape[0]:
                 part = given[start : start + count]
                 places.append(torch.arange(begin, begin + part.shape[0]))
-                values.append(part)
+                values.append(part if self.media is None else self._to_device(part))  # those of images are there
             if self.media is not None and slot in self.rows.media:
                 for own, vectors in self.media.within(self.rows.media[slot], start, count):
                     places.append(own + begin)

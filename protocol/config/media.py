@@ -10,6 +10,8 @@ from troupellm.protocol.config.setting_types import PositiveInt, help_text as _h
 from troupellm.protocol.errors import ConfigError
 
 ANY_DOMAIN: Final = "*"
+MOST_MEDIA_BYTES: Final = 60 * 2**20
+"""An encoded image goes to the process that decodes it in one frame of 64 MiB."""
 _DOMAIN: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _KINDS: Final = ("image", "audio", "video")
 """As vLLM names them; numbers of the others change nothing, since none is taken."""
@@ -35,7 +37,9 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
     media_timeout: Annotated[
         float, Meta(gt=0.0, description="seconds that fetching an image may take, and preparing it")
     ] = 10.0
-    max_media_bytes: Annotated[PositiveInt, _help("largest encoded image")] = 20 * 2**20
+    max_media_bytes: Annotated[
+        int, Meta(ge=1, le=MOST_MEDIA_BYTES, description="largest encoded image, up to 60 MiB")
+    ] = 20 * 2**20
     max_image_pixels: Annotated[PositiveInt, _help("most pixels of an image")] = 50_000_000
     media_memory_bytes: Annotated[PositiveInt, _help("most bytes of prepared images that requests hold at once")] = (
         2**30

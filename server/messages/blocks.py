@@ -123,22 +123,47 @@ def _add_user(made: Conversation, blocks: Iterable[Placed]) -> None:
         if _kind(one) in _RESULTS:
             parts += _add_result(made, one)
             results += 1
-        elif made.sees and _kind(one) == IMAGE:
-            parts.append(image_part(one.block, one.here))
+        elif shown := _shown(made, one):
+            parts.append(shown)
         else:
             parts += filter(None, _texts(made, one))
     if parts or not results:
         made.messages.append({"role": "user", "content": joined_parts(parts)})
 
 
-def _add_result(made: Conversation, one: Placed) -> list[Part]:
-    """Returns the images of the result, which the user's message shows: few templates read them in a result."""
+def _shown(made: Conversation, one: Placed) -> dict[str, Any] | None:
+    """The part of an image that the model sees; None for other blocks.
+
+    Raises:
+        InvalidRequest: it is the newest turn's own, and has no source.
+    """
+    if not made.sees or _kind(one) != IMAGE:
+        return None
+    try:
+        return image_part(one.block, one.here)
+    except InvalidRequest:
+        if one.newest:
+            raise
+        return None
+
+
+def _add_result(made: Conversation, one: Placed, *, shows: bool = True) -> list[Part]:
+    """Returns the images of the result, which the user's message shows: few templates read them in a result.
+
+    Args:
+        shows: whether such a message follows.
+    """
     content = one.block.get("content")
     images: list[Part] = []
-    if made.sees and isinstance(content, list):
-        placed = [Placed(f"{one.here}.content[{place}]", block, newest=False) for place, block in enumerate(content)]
-        images = [image_part(block.block, block.here) for block in placed if _kind(block) == IMAGE]
-        content = [block.block for block in placed if _kind(block) != IMAGE]
+    if made.sees and shows and isinstance(content, list):
+        left: list[Any] = []
+        for place, block in enumerate(content):
+            shown = _shown(made, Placed(f"{one.here}.content[{place}]", block, newest=False))
+            if shown is None:
+                left.append(block)
+            else:
+                images.append(shown)
+        content = left
     found = past_texts(content)
     made.skip("block", found.skipped)
     text = "\n\n".join([*found.texts, *([SEE_BELOW] if images else [])])
@@ -168,7 +193,7 @@ def _add_assistant(made: Conversation, blocks: Iterable[Placed]) -> None:
             if reasoning or texts or uses:
                 close()
             reasoning, texts, uses, ended = [], [], [], True
-            _add_result(made, one)
+            _add_result(made, one, shows=False)
         elif kind == "thinking":
             reasoning += past_texts(one.block.get("thinking")).texts
         elif kind in _CALLS:

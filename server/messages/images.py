@@ -1,6 +1,7 @@
 """Image blocks of Anthropic's API as parts of a chat message."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from troupellm.protocol.errors import InvalidRequest
@@ -32,7 +33,13 @@ def image_part(block: Mapping[str, Any], here: str) -> dict[str, Any]:
 
 
 def joined_parts(parts: Sequence[Part]) -> str | list[dict[str, Any]]:
-    """A content: one text where there is no image, else texts and images in their order."""
+    """A content: one text where there is no image, else texts and images in their order, adjacent texts as one."""
     if all(isinstance(part, str) for part in parts):
         return "\n\n".join([part for part in parts if isinstance(part, str)])
-    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    joined: list[dict[str, Any]] = []
+    for are_texts, run in groupby(parts, lambda part: isinstance(part, str)):
+        if are_texts:
+            joined.append({"type": "text", "text": "\n\n".join([part for part in run if isinstance(part, str)])})
+        else:
+            joined += [part for part in run if not isinstance(part, str)]
+    return joined

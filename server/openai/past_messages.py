@@ -361,9 +361,9 @@ class _Reader:
 def _without_billing(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return without_billing(content)
-    if not content:
+    if not content or "text" not in content[0]:
         return content
-    text = without_billing(content[0].get("text", ""))
+    text = without_billing(content[0]["text"])
     return [{**content[0], "text": text}, *content[1:]] if text else content[1:]
 
 

@@ -155,6 +155,7 @@ AGAIN = response(b"", "Location: /again", "Content-Length: 0", "Connection: clos
         ([response(b"", "Location: file:///etc/passwd", status=REDIRECT)], "must begin with http"),
         ([response(b"", "Location: http://other.example/", status=REDIRECT)], "allowed_media_domains"),
         ([response(b"", "Location: //127.0.0.1/", status=REDIRECT)], "allowed_media_domains"),
+        ([response(b"", "Location: //[", status=REDIRECT)], "cannot be read"),
         ([AGAIN] * 5, "more than 3"),
         ([response(b"", status="404 Not Found")], "answers 404"),
         ([response(b"x", "Content-Length: 10000000000")], "more than 1000 bytes"),

@@ -1,10 +1,11 @@
 """Images in plans: none of their positions is computed before the image is encoded, and the worker's room holds."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from troupellm.actors.scheduler.encoders import MOST_PLAN_BYTES
+from troupellm.actors.scheduler.encoders import MOST_PLAN_BYTES, Encoders
 from troupellm.protocol.messages.media import MediaAbility, MediaItem, MediaSpan, MediaTensor
 from troupellm.protocol.messages.scheduler import WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.worker import StepPlan
@@ -141,3 +142,20 @@ def test_requests_with_images_end_however_little_room_there_is(seed):
     harness.run()
     followed(harness.plans, 12)
     harness.core.encoders.assert_invariants()
+
+
+def test_an_image_of_a_plan_without_rows_leaves_its_room_to_others():
+    """The row whose image it was may have given up its blocks: nothing would ever send the image and free its room."""
+    encoders = Encoders(MediaAbility(kinds=("image",), cache_vectors=8, step_vectors=8))
+    prompts = []
+    for name in "ab":
+        whole = item(name, 8)
+        request = SimpleNamespace(media=(MediaSpan(2, 8, whole.digest),), items={whole.digest: whole})
+        prompts.append(SimpleNamespace(request=request))
+    encoders.begin()
+    assert encoders.reach(prompts[0], 0, 10) == 10
+    encoders.begin()
+    assert encoders.reach(prompts[1], 0, 10) == 10
+    encoders.assert_invariants()
+    forgotten, encode = encoders.take()
+    assert (forgotten, [made.digest[:1] for made in encode]) == ((), [b"b"])

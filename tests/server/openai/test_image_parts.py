@@ -83,3 +83,28 @@ def test_a_block_without_a_source_is_refused_by_its_place(source):
     with pytest.raises(InvalidRequest) as caught:
         conversation_of(None, [InputMessage(role="user", content=[{"type": "image", "source": source}])], sees=True)
     assert caught.value.param == "messages[0].content[0].source"
+
+
+def test_an_old_block_without_a_source_is_left_out():
+    given = [
+        InputMessage(role="user", content=[{"type": "image", "source": {"type": "file", "file_id": "x"}}]),
+        InputMessage(role="assistant", content="b"),
+        InputMessage(role="user", content="c"),
+    ]
+    made = conversation_of(None, given, sees=True)
+    assert made.messages[0]["content"] == omitted("image")
+    assert made.skipped
+
+
+def test_texts_beside_an_image_are_apart_as_without_one():
+    image = {"type": "image", "source": {"type": "url", "url": "https://host.example/b.png"}}
+    texts = [{"type": "text", "text": text} for text in "ab"]
+    made = conversation_of(None, [InputMessage(role="user", content=[*texts, image])], sees=True)
+    assert made.messages[0]["content"][0] == {"type": "text", "text": "a\n\nb"}
+    assert len(made.messages[0]["content"]) == 2
+
+
+def test_an_image_at_the_beginning_of_the_system_message_stays():
+    given = [ChatMessage(role="system", content=[part(URL)]), ChatMessage(role="user", content="a")]
+    made = plain_messages(given, None)
+    assert (made.messages[0]["content"], len(made.media)) == ([{"type": "image"}], 1)
