@@ -376,7 +376,9 @@ class RunningSet:
         )
         for sequence in (*self.running.values(), *self.paused.values()):
             confirmed = sequence.num_confirmed + planned[sequence.row]
-            assert 0 < confirmed <= sequence.num_computed, "what a plan in flight computes counts as confirmed"
+            waits_for_image = not (sequence.known_to_worker or sequence.num_computed)  # it has blocks alone
+            least = 0 if waits_for_image else 1
+            assert least <= confirmed <= sequence.num_computed, "what a plan in flight computes counts as confirmed"
             assert sequence.num_lookahead_tokens >= 0, "plans in flight take back what was computed"
             assert sequence.num_computed + sequence.num_lookahead_tokens <= sequence.capacity, "no blocks"
             covered = min(map(len, sequence.tables)) * self._tables.block_size

@@ -130,6 +130,15 @@ def test_a_new_worker_gets_the_images_again():
     assert sum(followed(harness.plans[before:], 32)) == 9
 
 
+def test_a_request_that_begins_with_an_image_has_its_blocks_before_a_plan_has_room_for_the_image():
+    harness = Harness(core(vectors=8, step=2, max_num_batched_tokens=16))
+    harness.submit(with_images(1, 3, item("a", 4)))
+    harness.submit(with_images(2, item("b", 8)))
+    harness.run()
+    assert followed(harness.plans, 8)[:2] == [4, 8]
+    assert [plan.rows for plan in harness.plans[:2]] == [(100,), (100, 200)]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_requests_with_images_end_however_little_room_there_is(seed):
     """A mix of images that do not fit together, with blocks for few of the requests: preemptions, forks, hits."""
