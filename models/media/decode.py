@@ -5,6 +5,8 @@ import warnings
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 _WHITE = (255, 255, 255, 255)
 _CLEAR = ("RGBA", "LA", "PA")
@@ -56,6 +58,8 @@ def pixels_digest(image: Any, options: bytes) -> bytes:
 def _on_white(image: Any) -> Any:
     from PIL import Image
 
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255: almost all of them white
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in _CLEAR or "transparency" in image.info:
         clear = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", clear.size, _WHITE), clear)

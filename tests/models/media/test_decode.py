@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -78,6 +79,12 @@ def test_a_picture_taken_sideways_stands_upright():
 def test_transparent_pixels_are_white():
     clear = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
     assert decode(encoded(clear, "PNG"), PIXELS).getpixel((1, 1)) == (255, 255, 255)
+
+
+def test_a_picture_of_16_bits_of_grey_keeps_its_shades():
+    shades = Image.fromarray(np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16))
+    found = np.asarray(decode(encoded(shades, "PNG"), PIXELS))[..., 0].reshape(-1)
+    assert found.tolist() == list(range(256))
 
 
 def test_a_file_behind_an_image_changes_nothing():
