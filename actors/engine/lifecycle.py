@@ -203,6 +203,7 @@ class EngineLife:
             spare_worker_pid=running.loaded.worker_host.spare_pid,
             rank_pids=running.loaded.worker_host.rank_pids,
             guide=running.system.guide_snapshot,
+            media=running.system.media_snapshot,
             kv_events=None if running.system.kv_events is None else running.system.kv_events.snapshot(),
         )
 

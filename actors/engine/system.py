@@ -40,7 +40,7 @@ from troupellm.protocol.messages.live_view import SchedulerView
 from troupellm.protocol.messages.metrics import RequestCancelled, RequestRejected
 from troupellm.protocol.messages.output import OpenRequest, RequestClosed, StepOutput
 from troupellm.protocol.messages.scheduler import AbortRequest, AdapterLoaded, GuideBuilt, SchedulerControl
-from troupellm.protocol.messages.snapshot import ActorSnapshot, GuideSnapshot, SchedulerSnapshot
+from troupellm.protocol.messages.snapshot import ActorSnapshot, GuideSnapshot, MediaSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import RestartWorker
 from troupellm.protocol.params.checks import printable
 
@@ -164,6 +164,10 @@ class System:
     @property
     def guide_snapshot(self) -> GuideSnapshot:
         return self._guide.snapshot()
+
+    @property
+    def media_snapshot(self) -> MediaSnapshot | None:
+        return None if self._images is None else self._images.snapshot()
 
     @property
     def last_step(self) -> float | None:

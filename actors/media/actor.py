@@ -8,7 +8,6 @@ On crash:  restarted with an empty cache; each request that waited is answered.
 """
 
 import hmac
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
@@ -37,6 +36,7 @@ from troupellm.protocol.errors import (
 from troupellm.protocol.messages.input import ChatPrompt, PrepareRequest, Submission
 from troupellm.protocol.messages.media import MediaItem, MediaSource
 from troupellm.protocol.messages.scheduler import AbortRequest
+from troupellm.protocol.messages.snapshot import MediaSnapshot
 
 BAD_IMAGE: Final = "invalid_image"
 PARALLEL_FETCHES: Final = 16
@@ -77,7 +77,7 @@ class Media:
         self._scopes: dict[int, anyio.CancelScope] = {}
         """Of the requests under way."""
         self.items = ItemCache(config.mm_processor_cache_bytes)
-        self.prepared = self.refused = 0
+        self.prepared = self.refused = self.unavailable = 0
         """Images."""
 
     @property
@@ -145,7 +145,11 @@ class Media:
             return await self._item_of(source.data, source, submission)
         ticket = self._ticket(self._fetching, submission.tenant, len(source.url), source.field)
         async with self._fetching.turn(ticket):  # until it is prepared: no more files than turns wait in memory
-            data = await self._fetcher.fetch(source.url, source.field)
+            try:
+                data = await self._fetcher.fetch(source.url, source.field)
+            except InvalidRequest:
+                self.unavailable += 1
+                raise
             return await self._item_of(data, source, submission)
 
     async def _item_of(self, data: bytes, source: MediaSource, submission: Submission) -> MediaItem:
@@ -197,16 +201,17 @@ class Media:
         except TooManyWaiting:
             raise RateLimited(f"{field}: too many images of this key wait; try again later") from None
 
-    def snapshot(self) -> Mapping[str, int]:
-        """Counts, and bytes of prepared images."""
-        return {
-            "prepared": self.prepared,
-            "refused": self.refused,
-            "hits": self.items.hits,
-            "held_bytes": self.items.alive_bytes,
-            "kept_bytes": self.items.kept_bytes,
-            "waiting": len(self._scopes),
-        }
+    def snapshot(self) -> MediaSnapshot:
+        return MediaSnapshot(
+            prepared=self.prepared,
+            refused=self.refused,
+            unavailable=self.unavailable,
+            hits=self.items.hits,
+            processes_killed=self._preparer.num_killed,
+            held_bytes=self.items.alive_bytes,
+            kept_bytes=self.items.kept_bytes,
+            waiting=len(self._scopes),
+        )
 
 
 def _sha256(data: bytes) -> bytes:

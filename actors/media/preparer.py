@@ -54,6 +54,10 @@ class MediaPreparer(Protocol):
     def parallel(self) -> int:
         """How many are prepared at once at most."""
 
+    @property
+    def num_killed(self) -> int:
+        """Processes that were lost over an image."""
+
     async def prepare(self, data: bytes) -> ImagePrepared:
         """Decode an image and make of it what the encoder reads. At most `parallel` calls at once.
 
@@ -83,8 +87,11 @@ class ProcessPreparer:
         self._all: list[_Child] = []
         self._starting = anyio.Lock()
         self._closed = False
-        self.num_killed = 0
-        """Processes that were lost over an image."""
+        self._num_killed = 0
+
+    @property
+    def num_killed(self) -> int:
+        return self._num_killed
 
     @property
     def parallel(self) -> int:
@@ -110,7 +117,7 @@ class ProcessPreparer:
             if healthy and not self._closed:
                 self._idle.append(child)
             else:
-                self.num_killed += 1
+                self._num_killed += 1
                 with anyio.CancelScope(shield=True):
                     await self._end(child)
         match answer:

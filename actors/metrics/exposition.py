@@ -48,6 +48,8 @@ class Exposition:
             (tables.ACTORS, snapshot.actors),
             (tables.TENANTS, snapshot.tenants or None),
             (tables.GUIDE, snapshot.guide),
+            (tables.MEDIA, snapshot.media),
+            (tables.ENCODERS, scheduler.encoders),
             (tables.ADAPTERS, scheduler.adapters),
             (tables.STATES, scheduler.states),
             (tables.KV_EVENTS, snapshot.kv_events),

@@ -161,6 +161,24 @@ GUIDE = (
     gauge("guide_cache_bytes", "What they take.", "cached_bytes"),
     gauge("guide_waiting", "Requests whose guide is being compiled.", "waiting"),
 )  # fmt: skip
+MEDIA = (
+    # `MediaSnapshot`
+    counter("media_prepared", "Images that were prepared.", "prepared"),
+    counter("media_hits", "Images that were prepared already.", "hits"),
+    counter("media_refused", "Images that cannot be served.", "refused"),
+    counter("media_unavailable", "Images that could not be fetched.", "unavailable"),
+    counter("media_processes_killed", "Processes that were lost over an image.", "processes_killed"),
+    gauge("media_held_bytes", "Prepared images that are kept or that requests hold.", "held_bytes"),
+    gauge("media_kept_bytes", "Prepared images that are kept.", "kept_bytes"),
+    gauge("media_waiting", "Requests whose images are fetched or prepared.", "waiting"),
+)
+ENCODERS = (
+    # `EncodersSnapshot`
+    counter("encoder_images", "Images that the worker was told to encode.", "encoded"),
+    counter("encoder_hits", "Images of steps whose embeddings the worker had.", "hits"),
+    counter("encoder_evictions", "Images whose embeddings were given up for others.", "evicted"),
+    gauge("encoder_kept_vectors", "Embeddings of images that the worker keeps.", "kept_vectors"),
+)
 KV_EVENTS = (
     # `KVEventsSnapshot`
     counter("kv_events", "Events of KV blocks, for routers.", "reported"),

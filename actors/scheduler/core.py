@@ -354,6 +354,7 @@ class SchedulerCore:
             offload=None if self._offload is None else self._offload.snapshot(),
             leases=self.leases.snapshot(),
             adapters=None if self.adapters is None else self.adapters.snapshot(list(self._open.sequences.values())),
+            encoders=None if self.encoders is None else self.encoders.snapshot(),
             graphs=self._updates.graphs,
         )
 

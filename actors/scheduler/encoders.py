@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.media import MediaAbility, MediaItem
+from troupellm.protocol.messages.snapshot import EncodersSnapshot
 
 MOST_PLAN_BYTES = 16 * 2**20
 """Of items in one plan, which is one frame to a worker process; a larger item has a plan of its own."""
@@ -105,6 +106,11 @@ class Encoders:
             self._forgotten.append(digest)
             self.num_evicted += 1
         return True
+
+    def snapshot(self) -> EncodersSnapshot:
+        return EncodersSnapshot(
+            encoded=self.num_encoded, hits=self.num_hits, evicted=self.num_evicted, kept_vectors=self.kept_vectors
+        )
 
     def assert_invariants(self) -> None:
         """Counts agree, and nothing is kept beyond the worker's room."""

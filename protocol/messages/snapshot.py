@@ -155,6 +155,18 @@ class AdapterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     slot_changes: int = 0
 
 
+class EncodersSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of images in the scheduler. Counts are since the start."""
+
+    encoded: int
+    """Images."""
+    hits: int
+    """Images of plans whose embeddings the worker had."""
+    evicted: int
+    kept_vectors: int
+    """Embeddings that the worker keeps."""
+
+
 class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     held: int = 0
@@ -202,6 +214,8 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     leases: LeaseSnapshot = LeaseSnapshot()
     adapters: AdapterSnapshot | None = None
     """None: no adapters are served."""
+    encoders: EncodersSnapshot | None = None
+    """None: no images are encoded."""
     graphs: GraphReport | None = None
     """As of the last step that said so; None: the worker has none."""
 
@@ -231,6 +245,27 @@ class GuideSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Requests whose guide is being compiled."""
     compile_seconds: float = 0.0
     """In all."""
+
+
+class MediaSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the media actor. Counts are since its start."""
+
+    prepared: int = 0
+    """Images."""
+    refused: int = 0
+    """Images that cannot be served."""
+    unavailable: int = 0
+    """Images that could not be fetched."""
+    hits: int = 0
+    """Images that were prepared already."""
+    processes_killed: int = 0
+    """Over an image."""
+    held_bytes: int = 0
+    """Of prepared images that are kept or that requests hold."""
+    kept_bytes: int = 0
+    """Of those that are kept."""
+    waiting: int = 0
+    """Requests whose images are fetched or prepared."""
 
 
 class ActorSnapshot(msgspec.Struct, frozen=True):
@@ -314,6 +349,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     rank_pids: tuple[int, ...] = ()
     """The processes that share the model, the worker's first; empty where it has the whole model."""
     guide: GuideSnapshot = GuideSnapshot()
+    media: MediaSnapshot | None = None
+    """None: no images are taken."""
     kv_events: KVEventsSnapshot | None = None
     """None: they are off."""
     replicas: tuple[ReplicaSnapshot, ...] = ()

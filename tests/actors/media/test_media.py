@@ -35,7 +35,7 @@ class Outbox:
 class Stage:
     """Fetches and prepares: counts the files in hand, and lets none of them go before `gate` is set."""
 
-    parallel = 2
+    parallel, num_killed = 2, 0
 
     def __init__(self) -> None:
         self.fetch_gate, self.gate = anyio.Event(), anyio.Event()
@@ -151,3 +151,17 @@ async def test_an_image_of_more_embeddings_than_the_worker_keeps_is_refused_befo
     await bench.run(then=then)
     error = bench.outboxes[1].error
     assert (type(error), error.code, bench.taken()) == (InvalidRequest, "invalid_image", [])
+
+
+async def test_images_are_counted():
+    bench = Bench(max_media_bytes=8)
+
+    async def then() -> None:
+        bench.stage.gate.set()
+        for request, data in enumerate((b"file", b"file", b"a long file")):
+            await bench.ask(request, MediaSource(data=data, field="x"))
+            await anyio.wait_all_tasks_blocked()
+
+    await bench.run(then=then)
+    seen = bench.media.snapshot()
+    assert (seen.prepared, seen.hits, seen.refused, seen.kept_bytes, seen.waiting) == (1, 1, 1, 1, 0)

@@ -16,9 +16,11 @@ from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.metrics import DraftStats, RequestCancelled, RequestRejected, RequestStats, StepStats
 from troupellm.protocol.messages.snapshot import (
     ActorSnapshot,
+    EncodersSnapshot,
     EngineSnapshot,
     KVEventsSnapshot,
     MailboxSnapshot,
+    MediaSnapshot,
     ProposerSnapshot,
     SchedulerSnapshot,
 )
@@ -101,6 +103,16 @@ def test_gauges_come_from_the_snapshot(snapshot: EngineSnapshot) -> None:
     assert samples["troupellm_actor_mailbox_capacity"] == {("worker",): 2}
     assert samples["troupellm_actor_mailbox_messages_total"] == {("worker",): 9}
     assert samples["troupellm_actor_restarts_total"] == {("worker",): 0}
+
+
+def test_images_have_families_where_the_model_sees_them(snapshot: EngineSnapshot) -> None:
+    assert not [name for name in exposed(MetricsStore(64), snapshot) if name.startswith("troupellm_media_")]
+    encoders = EncodersSnapshot(encoded=3, hits=2, evicted=1, kept_vectors=9)
+    scheduler = msgspec.structs.replace(snapshot.scheduler, encoders=encoders)
+    seeing = msgspec.structs.replace(snapshot, media=MediaSnapshot(refused=4), scheduler=scheduler)
+    samples = exposed(MetricsStore(64), seeing)
+    assert samples["troupellm_media_refused_total"][()] == 4
+    assert samples["troupellm_encoder_images_total"][()] == 3
 
 
 def is_of(family: str, sample: str) -> bool:
