@@ -106,7 +106,8 @@ def test_embeddings_stand_for_tokens_on_every_rank(kind: str, tmp_path_factory: 
             embeddings=shared.decoder.embed(torch.tensor(prompt)).numpy().tobytes(),
             state=0,
         )
-        runner, found = shared.runner(), []
+        runner = shared.runner()
+        found: list[int] = []
         for step, (start, count) in enumerate(pieces):
             new = () if step else (row,)
             plan = StepPlan(
