@@ -82,6 +82,8 @@ class PauseAndSleep:
         """A pause or a sleep waits for requests to finish."""
         self._over = self._ending = False
         self.level: int | None = None
+        self.gives_back = True
+        """The worker can give memory back."""
 
     @property
     def paused(self) -> bool:
@@ -130,6 +132,9 @@ class PauseAndSleep:
         """
         if level not in _GIVEN_BACK:
             raise InvalidRequest("level must be 0, 1 or 2", param="level")
+        if level > PAUSED and not self.gives_back:  # before any request is aborted for it
+            text = "an engine of several ranks gives no memory back yet; level 0 pauses it"
+            raise InvalidRequest(text, param="level", code="sleep_unsupported")
         _check_mode(mode)
         self._check_finishing()
         async with self._changing:

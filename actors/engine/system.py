@@ -74,6 +74,7 @@ class System:
         self.sleep_control = PauseAndSleep(
             self.scheduler, self.worker, self.admission, self.requests, lambda: self.error("the engine was closed")
         )
+        self.sleep_control.gives_back = parts.config.parallel.tensor_parallel_size == 1
         self.store = MetricsStore(parts.ready.max_model_len)
         self.failure: Exception | None = None
         self.drained_by: float | None = None

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 
+import anyio
 import msgspec
 
 from troupellm.actors.runtime.processes import Processes
 from troupellm.actors.worker.remote_worker import KILL_SECONDS, RemoteWorker
 from troupellm.actors.worker.thread_host import WorkerGone
-from troupellm.protocol.wire.worker import Failed, FromWorker, Leading, Load, RankPlace, ToWorker
-
-_RANK_LOST = "RankLost"
-"""The name of the exception of a rank that waits for another one in vain."""
+from troupellm.protocol.wire.worker import RANK_LOST, Failed, FromWorker, Leading, Load, RankPlace, ToWorker
 
 
 class RankGroup(RemoteWorker):
@@ -29,8 +27,9 @@ class RankGroup(RemoteWorker):
             await super().open(processes)
             for follower in self._followers:
                 await follower.open(processes)
-        except WorkerGone:
-            await self.end()
+        except BaseException:  # also when the caller is cancelled
+            with anyio.CancelScope(shield=True):
+                await self.end()
             raise
 
     @property
@@ -53,7 +52,7 @@ class RankGroup(RemoteWorker):
                     return failed
             if self._messages:
                 message = self._messages[0]
-                if isinstance(message, Failed) and message.kind == _RANK_LOST:
+                if isinstance(message, Failed) and message.kind == RANK_LOST:
                     return await self._cause(message)  # it stays, in case this call is cancelled
                 self._messages.popleft()
                 if not isinstance(message, Leading):
@@ -96,6 +95,9 @@ class RankGroup(RemoteWorker):
             if follower.ended_first and (self._waited or not self._closed):
                 gone = await follower.obituary()
                 return WorkerGone(f"rank {number}: {gone.message}", fault=gone.fault, exhausted=gone.exhausted)
+        waited = [(number, follower.waited) for number, follower in enumerate(self._followers, 1) if follower.waited]
+        if waited and not self._closed:  # for a rank that is there
+            return WorkerGone("rank {}: {}".format(*waited[0]))
         return await super().obituary()
 
     async def _cause(self, failed: Failed) -> Failed:
@@ -130,20 +132,20 @@ class Follower(RemoteWorker):
         """changed: called when the process says something, or is gone."""
         super().__init__()
         self._changed = changed
-        self._waited = False
-        """It has waited for another rank in vain."""
+        self.waited = ""
+        """Which other rank it has waited for in vain."""
 
     @property
     def ended_first(self) -> bool:
         """True if it is gone, and not because another rank was."""
-        return self.gone and not self._waited
+        return self.gone and not self.waited
 
     def failure(self) -> Failed | None:
         """Why it could not go on, unless the reason is that another rank is gone."""
         found = [message for message in self._messages if isinstance(message, Failed)]
         self._messages.clear()
-        if found and found[0].kind == _RANK_LOST:
-            self._waited = True
+        if found and found[0].kind == RANK_LOST:
+            self.waited = found[0].message
             return None
         return found[0] if found else None
 

@@ -220,7 +220,18 @@ def _size(ranks: int) -> int:
 
 def available() -> bool:
     """True if ranks can meet in shared memory here: compiled code, on Linux."""
-    return hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and load() is not None
+    return _system_supports() and load() is not None
+
+
+@functools.cache
+def _system_supports() -> bool:
+    """Some containers refuse these calls to the system."""
+    try:
+        for descriptor in (os.memfd_create("troupellm-ranks", os.MFD_CLOEXEC), os.pidfd_open(os.getpid())):
+            os.close(descriptor)
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def make(ranks: int, timeout: float) -> Meeting:

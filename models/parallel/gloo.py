@@ -3,6 +3,7 @@
 The group is an object of its own. Torch's global process group is left to the host program.
 """
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -36,7 +37,17 @@ class GlooRanks:
     def lead(cls, size: int, timeout: float) -> tuple["GlooRanks", str]:
         """The leader's, and the address by which others find it."""
         wait = timedelta(seconds=JOIN_SECONDS)
-        store = TCPStore(LOOPBACK, 0, size, is_master=True, timeout=wait, wait_for_workers=False)
+        listener = socket.create_server((LOOPBACK, 0))  # the store's own would listen on all interfaces
+        port, descriptor = listener.getsockname()[1], listener.detach()
+        store = TCPStore(
+            LOOPBACK,
+            port,
+            size,
+            is_master=True,
+            timeout=wait,
+            wait_for_workers=False,
+            master_listen_fd=descriptor,
+        )
         return cls(store, 0, size, timeout), f"{SCHEME}{LOOPBACK}:{store.port}"
 
     @classmethod
@@ -96,13 +107,13 @@ class GlooRanks:
     def gather(self, part: Tensor, widths: Sequence[int], out: Tensor | None) -> None:
         """As `Ranks.gather`."""
         if out is None:
-            self._finish(self._open.send([part], 0, _PARTS))
+            self._finish(self._open.send([part], 0, _PARTS), self._timeout)
             return
         columns = torch.split(out, list(widths), dim=1)
         columns[0].copy_(part)
         for rank in range(1, self.size):
             found = torch.empty(columns[rank].shape, dtype=torch.float32)
-            self._finish(self._open.recv([found], rank, _PARTS))
+            self._finish(self._open.recv([found], rank, _PARTS), self._timeout)
             columns[rank].copy_(found)
 
     def close(self) -> None:
@@ -124,12 +135,15 @@ class GlooRanks:
         options.rootRank, options.timeout = 0, LONG
         self._finish(self._open.broadcast([data], options))
 
-    def _finish(self, work: Work) -> None:
+    def _finish(self, work: Work, timeout: timedelta | None = None) -> None:
         """
+        Args:
+            timeout: of an operation that has none yet.
+
         Raises:
             RankLost: a rank has ended, or did not come in time.
         """
         try:
-            work.wait()
+            work.wait() if timeout is None else work.wait(timeout)
         except RuntimeError as error:
             raise RankLost(f"another rank has ended or did not come in time: {error}") from error

@@ -23,7 +23,8 @@ class Kind(IntEnum):
     FORWARD = 2
     LOGITS = 3
     COPY = 4
-    END = 5
+    INPUTS = 5
+    END = 6
     """The leader needs the others no longer."""
 
 
@@ -74,6 +75,27 @@ class Forward:
             wanted=None if wanted < 0 else kept.astype(np.int64),
             tables=tables.reshape(groups, rows, width),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Embeddings that stand for tokens of the next batch."""
+
+    places: Tensor
+    """int64 [some] of the batch's tokens."""
+    values: Tensor
+    """float32 [some, hidden]."""
+
+    def encode(self) -> bytes:
+        values = self.values.float().contiguous().numpy()
+        return _order(Kind.INPUTS, *values.shape, arrays=(self.places.numpy(), values.view(np.int32)))
+
+    @classmethod
+    def decode(cls, order: "Order") -> Self:
+        count, width = order.said[:2]
+        places, values = order.cut(count, count * width)
+        found = values.view(np.float32).reshape(count, width)
+        return cls(torch.from_numpy(places.astype(np.int64)), torch.from_numpy(found.copy()))
 
 
 @dataclass(frozen=True, slots=True)

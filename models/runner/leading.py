@@ -11,7 +11,7 @@ from troupellm.models.batch.row_table import PlanError
 from troupellm.models.batch.spans import Spans
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.parallel.decoder import DividedDecoder
-from troupellm.models.parallel.orders import Copy, Forward, Kind, Logits, Order
+from troupellm.models.parallel.orders import Copy, Forward, Inputs, Kind, Logits, Order
 from troupellm.models.parallel.ranks import Ranks
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.runner.step import Step
@@ -37,6 +37,8 @@ class LeadingRunner(ModelRunner):
             wanted=None if wanted is None else wanted.numpy(),
             tables=self.rows.blocks[:, spans.slots, :width],
         )
+        if batch.inputs is not None:
+            self._ranks.tell(Inputs(*batch.inputs).encode())
         self._ranks.tell(order.encode())
         return super().forward(step, spans, batch)
 
@@ -51,6 +53,8 @@ class FollowingRunner(ModelRunner):
     ) -> None:
         super().__init__(decoder, cache, max_model_len=max_model_len, attention_backend=backend)
         self._ranks = ranks
+        self._inputs: Inputs | None = None
+        """Of the next batch."""
 
     @torch.inference_mode()
     def follow(self) -> None:
@@ -67,6 +71,8 @@ class FollowingRunner(ModelRunner):
         match order.kind:
             case Kind.FORWARD:
                 self.decoder.forward(self._told(Forward.decode(order)), self.cache.layers)
+            case Kind.INPUTS:
+                self._inputs = Inputs.decode(order)
             case Kind.LOGITS:
                 self.decoder.give_logits(Logits.decode(order, self.decoder.dtype).hidden)
             case Kind.COPY:
@@ -84,9 +90,11 @@ class FollowingRunner(ModelRunner):
         owner = np.repeat(slots, told.counts)
         places = np.arange(ends[-1]) - np.repeat(ends - told.counts - told.starts, told.counts)
         self.rows.blocks = told.tables
+        inputs, self._inputs = self._inputs, None
         return ForwardBatch(
             token_ids=torch.from_numpy(told.token_ids),
             positions=torch.from_numpy(places),
             groups=self._groups(spans, owner, places, places, None),
             logit_tokens=None if told.wanted is None else torch.from_numpy(told.wanted),
+            inputs=None if inputs is None else (inputs.places, inputs.values),
         )

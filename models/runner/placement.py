@@ -47,9 +47,9 @@ class CpuPlace:
         return DTYPES.get(self._config.model.dtype, torch.float32)
 
     def available(self) -> int | None:
-        """As `memory_left`; of several ranks, the part of each."""
+        """As `memory_left`; of several ranks, the leader's part. The others take as much as it tells them."""
         left = memory_left(self._config)
-        return left if left is None or self.ranks is None else left // self.ranks.size
+        return left if left is None or self.ranks is None or self.ranks.number else left // self.ranks.size
 
     def make_cache(
         self,

@@ -41,6 +41,7 @@ from troupellm.protocol.wire.frames import FrameError
 from troupellm.protocol.wire.lifeline import die_with
 from troupellm.protocol.wire.worker import (
     HELLO,
+    RANK_LOST,
     AdapterPrepared,
     Execute,
     Executed,
@@ -118,6 +119,7 @@ class Server:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._worker: Worker | None = None
+        self._loading = False
         self._steps: Steps | None = None
         self._idle: Callable[[], bool] | None = None
         self._waits = Waits("troupellm-waits")
@@ -129,7 +131,6 @@ class Server:
     def run(self) -> int:
         """Answer messages until one cannot be; the exit code."""
         while True:
-            message: ToWorker | None = None
             try:
                 message = self._next()  # which may launch the rest of a step
                 match message:
@@ -151,7 +152,7 @@ class Server:
             except FrameError:
                 raise
             except Exception as error:
-                self._send(failed(error, loading=isinstance(message, Load)))
+                self._send(failed(error, loading=self._loading))
                 return EXIT_FAILED
 
     def _next(self) -> ToWorker | None:
@@ -180,6 +181,7 @@ class Server:
             self._steps.landed()
 
     def _load(self, message: Load) -> None:
+        self._loading = True
         worker, place = resolve(message.factory)(Path(message.folder)), message.place
         if message.first is not None and isinstance(worker, ExpectsWeights):
             worker.expect_weights(message.first)
@@ -187,10 +189,13 @@ class Server:
             if not isinstance(worker, HasRanks):
                 raise ConfigError("a custom worker has no ranks; tensor_parallel_size must be 1", param=PARAM)
             if place.number:
-                worker.follow(message.config, place.number, place.size, place.address)
+                follow = worker.follow(message.config, place.number, place.size, place.address)
+                self._loading = False
+                follow()
+                return
             self._send(Leading(worker.lead(message.config, place.size)))
         ready = worker.load(message.config, lambda progress: self._send(Progress(progress)))
-        self._worker, self._steps = worker, Steps(worker, self._wait)
+        self._worker, self._steps, self._loading = worker, Steps(worker, self._wait), False
         self._idle = worker.idle if isinstance(worker, HasIdleWork) else None
         gc.collect()
         gc.freeze()
@@ -252,7 +257,7 @@ class Server:
 def failed(error: Exception, *, loading: bool) -> Failed:
     """An exception as plain data; an unforeseen one during loading counts as a failure of the model."""
     kind, text = type(error).__name__, str(error)
-    if loading and not isinstance(error, TroupeError):
+    if loading and kind != RANK_LOST and not isinstance(error, TroupeError):
         kind, text = "ModelLoadError", load_failure(error).message
     return Failed(
         kind=kind,

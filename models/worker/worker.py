@@ -83,7 +83,7 @@ class ModelWorker:
         self._ranks, address = meet.lead(size, meet.seconds(config))
         return address
 
-    def follow(self, config: EngineConfig, number: int, size: int, address: str) -> None:
+    def follow(self, config: EngineConfig, number: int, size: int, address: str) -> Callable[[], None]:
         """As `protocol.worker_abilities.HasRanks`."""
         from troupellm.models.parallel import meet
         from troupellm.models.worker.load_follower import load_follower
@@ -92,7 +92,7 @@ class ModelWorker:
         self._folder = readable(self._folder, config.model.model, config.model.allow_model_links)
         self._same_weights(config)
         self._set_threads(config.worker)
-        load_follower(self._folder, config, ranks).follow()
+        return load_follower(self._folder, config, ranks).follow
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         """Read the model and take the memory.

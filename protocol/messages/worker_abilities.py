@@ -92,9 +92,10 @@ class HasRanks(Protocol):
     def lead(self, config: EngineConfig, size: int) -> str:
         """Before `load`: this is the first of so many ranks, which takes plans; the address for the others."""
 
-    def follow(self, config: EngineConfig, number: int, size: int, address: str) -> None:
-        """Instead of `load`: read a part of the model, and compute with it what the leader tells.
+    def follow(self, config: EngineConfig, number: int, size: int, address: str) -> Callable[[], None]:
+        """Instead of `load`: read a part of the model.
 
-        Raises:
-            Exception: always, in the end: the part cannot be read, or another rank has ended.
+        Returns:
+            computes with it what the leader tells, until the leader needs this rank no longer; raises when another
+            rank has ended.
         """

@@ -25,6 +25,8 @@ from troupellm.protocol.wire.frames import Hello
 LINK_VERSION = 7
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
+RANK_LOST = "RankLost"
+"""The kind of failure of a rank that has waited for another one in vain, also while it loads."""
 MODEL_WORKER = "troupellm.models.worker.worker:ModelWorker"
 """The worker's factory: a function or class that takes the model's folder, as module:name."""
 

@@ -1,5 +1,6 @@
 """Several ranks that share a model give the tokens of `transformers`, however a plan is cut."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from troupellm.models.parallel.limits import check_parallel
 from troupellm.models.parallel.shared_memory import SharedMemoryRanks
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
 from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
 from troupellm.tests.support.checkpoints.decoder_pairs import Pair
@@ -67,8 +69,52 @@ def test_four_ranks_share_kv_heads(name: str, tmp_path_factory: pytest.TempPathF
     check(pair_of(name, tmp_path_factory), 4, "shared_memory")
 
 
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the system does not say where its sockets listen")
+def test_gloo_listens_on_the_loopback_interface_alone() -> None:
+    leader, address = GlooRanks.lead(2, 1.0)
+    port = int(address.rpartition(":")[2])
+    listening = [
+        line.split()[1].partition(":")[0]
+        for table in Path("/proc/net").glob("tcp*")
+        for line in table.read_text().splitlines()[1:]
+        if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A"
+    ]
+    leader.close()
+    assert listening == ["0100007F"]
+
+
 def test_ranks_over_gloo_give_the_tokens_of_transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
     check(pair_of("llama", tmp_path_factory), 2, "gloo")
+
+
+@pytest.mark.parametrize("kind", [pytest.param("shared_memory", marks=needs_memory), "gloo"])
+def test_embeddings_stand_for_tokens_on_every_rank(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    prompt, pieces = make_prompt(11), ((0, 5), (5, 6), (11, 1), (12, 1), (13, 1))
+    lead, follow = KINDS[kind]
+    with ranked(pair_of("llama", tmp_path_factory), 2, lead, follow) as shared:
+        driver = Driver(shared.runner())
+        driver.submit(0, prompt)
+        driver.generate(0, 4)
+        row = NewRow(
+            row=0,
+            epoch=1,
+            request_id="",
+            token_ids=bytes(4 * len(prompt)),
+            num_prompt_tokens=len(prompt),
+            sampling=SamplingState(temperature=0.0),
+            blocks=((20, 21),),
+            embeddings=shared.decoder.embed(torch.tensor(prompt)).numpy().tobytes(),
+            state=0,
+        )
+        runner = shared.runner()
+        found: list[int] = []
+        for step, (start, count) in enumerate(pieces):
+            new = () if step else (row,)
+            plan = StepPlan(
+                step=step, engine_epoch=0, rows=(0,), epochs=(1,), starts=(start,), counts=(count,), new_rows=new
+            )
+            found += runner.run(plan).tokens
+    assert found == driver.answer(0)
 
 
 def limits(pair: Pair, size: int = 2, **settings: Any) -> None:

@@ -135,6 +135,17 @@ async def test_a_stream_that_is_kept_over_a_sleep_goes_on(
         assert fake_worker.resets == 0
 
 
+async def test_a_sleep_that_the_worker_cannot_ends_no_request(engine_of: Any, expected: Any, until: Any) -> None:
+    async with engine_of() as engine, reading(engine, until) as reader:
+        engine._require().system.sleep_control.gives_back = False
+        with pytest.raises(InvalidRequest, match="level 0 pauses it") as refused:
+            await engine.sleep()
+        assert refused.value.code == "sleep_unsupported"
+        assert not engine.is_sleeping
+        await until(lambda: reader.finished)
+        assert reader.tokens == expected(PROMPT, LENGTH)
+
+
 async def test_sleep_ends_or_finishes_those_inside(engine_of: Any, expected: Any, until: Any, quiet: Any) -> None:
     async with engine_of() as engine:
         async with reading(engine, until) as reader:

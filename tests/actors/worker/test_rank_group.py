@@ -1,17 +1,22 @@
 """The rank processes of one model: all load, any death is the group's, and the cause is the rank that ended first."""
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from troupellm.actors.worker.process_host import ProcessWorker
 from troupellm.actors.worker.rank_group import RankGroup
 from troupellm.actors.worker.thread_host import WorkerGone
+from troupellm.kernels.meeting import RankLost
+from troupellm.models.worker import main
+from troupellm.models.worker.main import failed
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.worker import StepPlan
-from troupellm.protocol.wire.worker import Failed, Launch, Leading, Load, RankPlace
+from troupellm.protocol.wire.worker import RANK_LOST, Failed, Launch, Leading, Load, RankPlace
 from troupellm.tests.support.workers.fake_processes import READY, FakeChild, FakeProcesses
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +74,62 @@ async def test_a_leader_that_waits_in_vain_tells_why_the_other_rank_failed() -> 
         await worker.receive()
 
 
+async def test_a_rank_that_gives_up_waiting_for_a_leader_that_is_there_tells_so() -> None:
+    worker, children, _ = await started()
+    children[2].say(Failed(kind="RankLost", message="rank 0 has not come to a sum within 5 s"))
+    children[2].die(1)
+    with pytest.raises(WorkerGone, match="^rank 2: rank 0 has not come to a sum within 5 s$"):
+        await worker.receive()
+
+
+def test_a_rank_says_that_it_waits_in_vain_also_while_it_loads() -> None:
+    for loading in (False, True):
+        said = failed(RankLost("rank 1 has ended"), loading=loading)
+        assert (said.kind, said.message) == (RANK_LOST, "rank 1 has ended")
+
+
+class Part:
+    """A rank beside the leader that finds no memory: while it loads, or later."""
+
+    def __init__(self, *, loads: bool) -> None:
+        self._loads = loads
+
+    def lead(self, *_: Any) -> str:
+        raise AssertionError("it is no leader")
+
+    def follow(self, *_: Any) -> Callable[[], None]:
+        if not self._loads:
+            self._compute()
+        return self._compute
+
+    def _compute(self) -> None:
+        raise MemoryError("no memory")
+
+
+class Link:
+    """The parent's end: asks to load, and keeps the answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def receive(self, _: float | None) -> Load:
+        return Load(factory="", folder="", config=EngineConfig(), place=RankPlace(number=1, size=2))
+
+    def send(self, message: Any) -> None:
+        self.answers.append(message)
+
+
+@pytest.mark.parametrize(("loads", "kind"), [(False, "ModelLoadError"), (True, "MemoryError")])
+def test_a_rank_that_fails_in_a_step_does_not_blame_the_model(
+    monkeypatch: pytest.MonkeyPatch, loads: bool, kind: str
+) -> None:
+    link = Link()
+    monkeypatch.setattr(main, "resolve", lambda _: lambda _: Part(loads=loads))
+    assert main.Server(link).run() == main.EXIT_FAILED  # type: ignore[arg-type]
+    (answer,) = link.answers
+    assert answer.kind == kind
+
+
 async def test_a_rank_that_cannot_load_fails_the_start() -> None:
     processes = FakeProcesses()
     worker = host(processes)
@@ -107,6 +168,22 @@ class OneProcess(FakeProcesses):
     async def start(self, module: str, events: Any) -> FakeChild:
         self.exhausted = bool(self.children)
         return await super().start(module, events)
+
+
+class Cancelled(FakeProcesses):
+    """Its second start is cancelled."""
+
+    async def start(self, module: str, events: Any) -> FakeChild:
+        if self.children:
+            raise anyio.get_cancelled_exc_class()
+        return await super().start(module, events)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process_behind() -> None:
+    processes = Cancelled()
+    with pytest.raises(anyio.get_cancelled_exc_class()):
+        await RankGroup(2).open(processes)  # type: ignore[arg-type]
+    assert [child.code for child in processes.children] == [-signal.SIGKILL]
 
 
 async def test_a_process_that_cannot_be_started_leaves_none_behind() -> None:

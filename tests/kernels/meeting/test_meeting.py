@@ -171,6 +171,18 @@ def test_a_killed_rank_ends_the_others_wait(peer: tuple[Meeting, "subprocess.Pop
         leader.sum_(torch.ones(1, 1, dtype=torch.float32))
 
 
+def test_a_system_that_refuses_a_call_has_no_shared_memory_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    meeting._system_supports.cache_clear()
+    try:
+        assert not meeting.available()
+    finally:
+        meeting._system_supports.cache_clear()
+
+
 def test_the_memory_of_another_size_or_address_is_refused() -> None:
     leader = meeting.make(2, SECONDS)
     with pytest.raises(RankLost, match="is not that of 3 ranks|cannot open"):
