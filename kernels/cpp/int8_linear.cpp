@@ -37,7 +37,11 @@ inline Dots started(int32_t start) { return {_mm256_set1_epi32(start), _mm256_se
 inline __m256i half_line(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline void add_half(float* totals, __m256i sum, float scale) {
     const __m256 whole = _mm256_cvtepi32_ps(sum);
+#if defined(__FMA__)
     _mm256_storeu_ps(totals, _mm256_fmadd_ps(whole, _mm256_set1_ps(scale), _mm256_loadu_ps(totals)));
+#else  // a virtual machine may hide the instruction
+    for (int lane = 0; lane < 8; ++lane) totals[lane] = std::fma(whole[lane], scale, totals[lane]);
+#endif
 }
 inline void add_group(float* totals, const Dots& sum, float scale) {
     add_half(totals, sum.low, scale);

@@ -26,6 +26,8 @@ FEW_ROWS = 32
 """Most rows of compiled products without AVX2: beyond, torch is as fast."""
 EXACT_DEPTH = 1024
 """Number of inputs whose eight-bit products float32 adds without rounding: 127 * 128 * 1024 is below 2^24."""
+AT_ONCE = 2**20
+"""Numbers of a result that torch computes together: each takes about a hundred bytes meanwhile."""
 PANEL = 64
 """Outputs that lie side by side."""
 INPUT_BLOCK = 64
@@ -115,9 +117,14 @@ class Int8Product:
             return few.linear(floats if floats.stride(-1) == 1 else floats.contiguous(), None, 0.0, None, 1.0).to(
                 x.dtype
             )
-        values, input_scale = quantize_groups(x, INPUT_GROUP)
         weight = few.values() if self._values is None and few is not None else self._values
         assert weight is not None
+        parts = torch.split(x, max(1, AT_ONCE // weight.shape[0]))
+        return torch.cat([self._by_torch(part, weight) for part in parts])
+
+    def _by_torch(self, x: Tensor, weight: Tensor) -> Tensor:
+        """weight: int8 [out_features, in_features]."""
+        values, input_scale = quantize_groups(x, INPUT_GROUP)
         pairs = zip(torch.split(values, INPUT_GROUP, 1), torch.split(weight, INPUT_GROUP, 1), strict=True)
         product = total_of_groups((whole_sums(*pair) for pair in pairs), input_scale).mul_(self._scale)
         return (product if self._bias is None else product.add_(self._bias)).to(x.dtype)

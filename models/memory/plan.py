@@ -239,9 +239,11 @@ def drawn_tokens(config: EngineConfig) -> int:
 
 
 def own_limit(model: DecoderConfig) -> int:
-    """The context of a model. Cards of models with YaRN say which factor to put in, and nothing of the other number."""
+    """The context of a model. Cards of models with YaRN say which factor to put in, and nothing of the other number.
+    It never exceeds `sparse_keys`, beyond which a token would see too many keys."""
     stretched = (int(rope.original_max_position * rope.factor) for rope in model.ropes if rope.kind == "yarn")
-    return max((model.max_position_embeddings, *stretched))
+    longest = max((model.max_position_embeddings, *stretched))
+    return longest if model.sparse_keys is None else min(longest, model.sparse_keys)
 
 
 def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
@@ -249,7 +251,8 @@ def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
     wanted, own = config.model.max_model_len, own_limit(model)
     if wanted == "auto":
         return own
-    most = int(own * max([rope.factor for rope in model.ropes if rope.kind in ("linear", "dynamic")], default=1.0))
+    stretched = [rope.factor for rope in model.ropes if rope.kind in ("linear", "dynamic")]
+    most = own if model.sparse_keys is not None else int(own * max(stretched, default=1.0))
     if wanted > most:
         raise ConfigError(f"max_model_len {wanted} is beyond the model's own limit of {most}", param="max_model_len")
     return wanted

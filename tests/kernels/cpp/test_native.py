@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import select
 import subprocess
 import sys
@@ -200,6 +201,20 @@ def test_a_library_that_cannot_be_loaded_however_often_it_is_built_is_given_up_w
     assert cpp.load.__wrapped__() is None  # as in the next process
     assert len(calls.read_text()) == once
     assert "torch computes instead" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are x86-64")
+@pytest.mark.parametrize("options", ["-march=x86-64", "-march=haswell -mno-fma", "-march=skylake-avx512"])
+@pytest.mark.parametrize("name", ["int8_linear", "low_rank"])
+def test_products_compile_for_other_processors(name: str, options: str, tmp_path: Path) -> None:
+    """One error leaves the machine without any compiled code."""
+    flags = [flag for flag in build.FLAGS if not flag.startswith(("-march", "-O"))]
+    source, target = build.FOLDER / f"{name}.cpp", tmp_path / "made.o"
+    command = [str(COMPILER), *flags, *options.split(), "-c", str(source), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_compiler

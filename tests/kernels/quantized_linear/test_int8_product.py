@@ -57,6 +57,12 @@ def test_every_number_of_rows(outs: int, depth: int, path: str) -> None:
         assert best_rows(plain, rows) >= rows
 
 
+def test_torch_computes_large_results_in_parts(path: str) -> None:
+    weight, bias, x = make(2**15, 40), torch.randn(2**15), inputs(70, 40)
+    assert x.shape[0] * weight.shape[0] > 2 * cpu_int8.AT_ONCE
+    assert torch.equal(linear(x, pack(weight, bias)), weight.product(x, bias)), path
+
+
 @pytest.mark.parametrize("rows", [1, 5, 16, 20])
 def test_a_norm_before_and_a_gate_or_a_sum_behind(rows: int, path: str) -> None:
     """A norm that differs in its last bit moves a few inputs to the next of their 255 values."""

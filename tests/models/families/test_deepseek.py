@@ -16,8 +16,9 @@ from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.models.layers import experts
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
-from troupellm.models.memory.plan import block_bytes
-from troupellm.protocol.errors import ModelLoadError
+from troupellm.models.memory.plan import block_bytes, model_limit
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.tests.support.checkpoints.decoder_families import FAMILIES
 from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, Pair
 
@@ -52,6 +53,25 @@ def test_the_first_files_are_understood() -> None:
     assert lite.attention_scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * torch.tensor(40.0).log().item() + 1) ** 2)
     assert (third.mla.query_latent, third.experts.groups, third.experts.top_groups) == (1536, 8, 4)
     assert (third.experts.choice_bias, third.experts.renormalize, third.experts.scoring) == (True, True, "sigmoid")
+
+
+@pytest.mark.parametrize(
+    "rotation",
+    [
+        LITE["rope_scaling"],  # as the published files have it
+        {"type": "linear", "factor": 4.0},
+        {"type": "dynamic", "factor": 4.0},
+        None,
+    ],
+)
+def test_no_rotation_stretches_sequences_beyond_the_keys_of_the_indexer(rotation: dict[str, Any] | None) -> None:
+    """Beyond them a token would see all keys where the model sees the chosen ones."""
+    changes = {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048, "rope_scaling": rotation}
+    sparse = described(THIRD, **changes)
+    assert model_limit(sparse, EngineConfig.from_flat({"model": "m"})) == 2048
+    assert model_limit(sparse, EngineConfig.from_flat({"model": "m", "max_model_len": 2048})) == 2048
+    with pytest.raises(ConfigError, match="max_model_len 2049 is beyond the model's own limit of 2048"):
+        model_limit(sparse, EngineConfig.from_flat({"model": "m", "max_model_len": 2049}))
 
 
 def test_a_token_takes_one_latent_vector_per_layer() -> None:
