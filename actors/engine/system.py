@@ -362,8 +362,7 @@ class System:
 
     def error(self, stopped: str) -> TroupeError:
         """Why requests end: the root cause as `__cause__` when there is one, else `stopped`."""
-        cause = self.failure
-        if cause is None:
+        if (cause := self.failure) is None:
             return EngineStopped(stopped)
         error: TroupeError
         if isinstance(cause, WorkerCrashed):

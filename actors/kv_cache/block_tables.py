@@ -7,11 +7,11 @@ findable until they are evicted; a prefix counts as found when each group has wh
 """
 
 from troupellm.actors.kv_cache.block_hash import PrefixHasher
-from troupellm.actors.kv_cache.block_pool import BlockPool, in_group
+from troupellm.actors.kv_cache.block_pool import BlockPool
 from troupellm.actors.kv_cache.events import BlockEvents
 from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix, first_seen, unseen_left_out
 from troupellm.actors.kv_cache.state_tables import StatePrefix, StateTables
-from troupellm.actors.kv_cache.tiers import Tiers
+from troupellm.actors.kv_cache.tiers import Tiers, named_hits
 from troupellm.actors.sequences.parts import HostHit, SharedPrompt
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.worker import NULL_BLOCK, BlockCopy, CacheGroup
@@ -134,7 +134,7 @@ class BlockTables:
         sequence.tiers.num_offered = 0 if shared_prompt is None else num_hits
         sequence.cache_age = self._age if shared_prompt is None else shared_prompt.cache_age
         if any(loads):
-            sequence.tiers.host_hits = self._name_hits(sequence, loads)
+            sequence.tiers.host_hits = named_hits(sequence, loads, self.block_size)
         if caching:
             self.num_queried_tokens += known
             self.num_found_tokens += start
@@ -348,8 +348,7 @@ class BlockTables:
         hashed.
         """
         keys = sequence.keys
-        named = len(keys) - 1
-        if named < num_blocks:
+        if (named := len(keys) - 1) < num_blocks:
             contents = sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes()
             self.hasher.extend(keys, contents, sequence.request.marks)
         return keys
@@ -364,24 +363,12 @@ class BlockTables:
         to compute; IN_HOST where host memory has one."""
         longest = (len(sequence.tokens) - 1) // self.block_size if most is None else most
         keys = self.extend_keys(sequence, longest)[1 : longest + 1]
-        tiers = self.tiers
-        known = self.pool if tiers is None or not tiers.reads(sequence) else WithHost(self.pool, tiers.in_host)
+        known = (
+            self.pool
+            if (tiers := self.tiers) is None or not tiers.reads(sequence)
+            else WithHost(self.pool, tiers.in_host)
+        )
         return find_prefix(known, keys, self.windows_of(sequence), self.block_size)
-
-    def _name_hits(self, sequence: Sequence, loads: list[list[int]]) -> list[HostHit]:
-        """The blocks to load for a sequence, first block first; `loads` are indices in its tables."""
-        size, keys, hits = self.block_size, sequence.keys, []
-        wanted = [set(indices) for indices in loads]
-        for index in sorted(set().union(*wanted)):
-            tokens = sequence.tokens[index * size : (index + 1) * size].tobytes()
-            chained, parent = keys[index + 1], keys[index]
-            for group, indices in enumerate(wanted):
-                if index in indices:
-                    block = sequence.tables[group][index]
-                    key = in_group(chained, group)
-                    age, whole = sequence.cache_age, index in sequence.request.marks
-                    hits.append(HostHit(group, index, block, key, chained, parent, tokens, age, whole))
-        return hits
 
     def _find_beginnings(
         self, sequence: Sequence, num_hits: int, most: int | None = None
@@ -393,10 +380,9 @@ class BlockTables:
         if end <= begin or num_hits in sequence.request.marks:
             return (), 0
         wanted = sequence.tokens[begin:end].tobytes()
-        parent = sequence.keys[num_hits]
         known = []
         for group in range(len(self.windows)):
-            beginning = self.pool.find_beginning(parent, wanted, group)
+            beginning = self.pool.find_beginning(sequence.keys[num_hits], wanted, group)
             if beginning is None:
                 return (), 0
             known.append(beginning)

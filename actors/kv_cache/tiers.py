@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from troupellm.actors.kv_cache.block_pool import in_group
+from troupellm.actors.sequences.parts import HostHit
 from troupellm.actors.sequences.sequence import Sequence
 
 
@@ -29,3 +31,19 @@ class Tiers(Protocol):
 
     def holders(self) -> list[list[list[int]]]:
         """Tables of the blocks that are held for no sequence, because something is being loaded into them."""
+
+
+def named_hits(sequence: Sequence, loads: list[list[int]], block_size: int) -> list[HostHit]:
+    """The blocks to load for a sequence, first block first; `loads` are indices in its tables, by group."""
+    keys, hits = sequence.keys, []
+    wanted = [set(indices) for indices in loads]
+    for index in sorted(set().union(*wanted)):
+        tokens = sequence.tokens[index * block_size : (index + 1) * block_size].tobytes()
+        chained, parent = keys[index + 1], keys[index]
+        for group, indices in enumerate(wanted):
+            if index in indices:
+                block = sequence.tables[group][index]
+                key = in_group(chained, group)
+                age, whole = sequence.cache_age, index in sequence.request.marks
+                hits.append(HostHit(group, index, block, key, chained, parent, tokens, age, whole))
+    return hits

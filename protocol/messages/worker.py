@@ -348,8 +348,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0  # of each of them
     max_loras: int = 0
     """Adapter slots, and so the adapters of one step, at most; 0: this model or device serves no adapters."""
-    media: MediaAbility | None = None
-    """None: it encodes no images."""
+    media: MediaAbility | None = None  # None: it encodes no images
     host_slots: int = 0
     """Blocks that the host tier holds; 0: there is none."""
     tiers: tuple[TierInfo, ...] = ()
