@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from troupellm.protocol.messages.live_view import LiveView
-from troupellm.server.page.routes import FILES
+from troupellm.protocol.messages.live_view import MOST_REQUESTS, LiveView
+from troupellm.server.host.server_state import ServerState
+from troupellm.server.page.routes import FILES, routes
 from troupellm.tests.support.servers.serving import eventually, guarded_app, running_server, server_config
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +59,8 @@ async def test_the_page_and_its_files_are_small_and_strict(tiny_engine):
 
 async def test_the_page_is_off_beyond_loopback_and_when_it_is_refused(tiny_engine):
     async with tiny_engine() as engine:
-        for settings in ({"ui": False}, {"host": "0.0.0.0"}):
+        away = ({"ui": False}, {"host": "0.0.0.0"}, {"allowed_hosts": ("127.0.0.1", "models.example")})
+        for settings in away:
             async with page(engine, **settings) as (_, client):
                 root, file = await client.get("/", headers=HTML), await client.get("/ui/main.js")
                 frames = await client.get("/debug/events")
@@ -70,12 +72,23 @@ async def test_the_page_is_off_beyond_loopback_and_when_it_is_refused(tiny_engin
             assert "<title>" not in (await client.get("/", headers=HTML)).text
 
 
+def test_a_socket_shows_the_page_only_when_it_is_asked_for():
+    """Browsers reach it through a proxy alone, which may serve everybody."""
+    for ui in (None, True):
+        config = server_config(uds="/run/troupe.sock", ui=ui)
+        shown = {route.path for route in routes(ServerState(config), mounted=False)}
+        assert ("/" in shown, "/debug/events" in shown) == (ui is True, False)
+
+
 async def test_another_host_is_refused(tiny_engine):
     async with tiny_engine() as engine, page(engine) as (_, client):
         rebound = [await client.get(path, headers=HTML | {"host": "evil.example"}) for path in ("/", "/debug/events")]
-        foreign = await client.get("/debug/events", headers={"origin": "http://evil.example"})
+        asking = ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"})
+        foreign = [await client.get("/debug/events", headers=headers) for headers in asking]
+        head = await client.head("/debug/events")
     assert [answer.status_code for answer in rebound] == [421, 421]
-    assert foreign.status_code == 403
+    assert [answer.status_code for answer in foreign] == [403, 403]
+    assert (head.status_code, head.content) == (200, b"")
 
 
 async def test_frames_show_requests_and_blocks_and_no_text(tiny_engine):
@@ -87,7 +100,7 @@ async def test_frames_show_requests_and_blocks_and_no_text(tiny_engine):
             view = await view_of(client)
     assert (view.state, view.running, view.open_requests) == ("ready", 1, 1)
     (row,) = view.scheduler.requests
-    assert (row.state, row.why, row.prompt_tokens) == ("decode", "", 8)
+    assert (row.state, view.scheduler.reasons[row.why], row.prompt_tokens) == ("decode", "", 8)
     assert row.generated > 0
     assert row.blocks > 0
     assert row.first_token_ms is not None
@@ -153,6 +166,7 @@ async def test_a_frame_of_a_thousand_requests_is_small(tiny_engine):
             view = await view_of(client)
             group.cancel_scope.cancel()
     assert len(msgspec.json.encode(view)) <= 16_384
-    assert len(view.scheduler.requests) == 160
-    assert view.scheduler.hidden == view.running + view.waiting + view.paused - 160
-    assert {row.why for row in view.scheduler.requests if row.state == "waiting"} == {"the batch is full"}
+    assert len(view.scheduler.requests) == MOST_REQUESTS
+    assert view.scheduler.hidden == view.running + view.waiting + view.paused - MOST_REQUESTS
+    reasons = {view.scheduler.reasons[row.why] for row in view.scheduler.requests if row.state == "waiting"}
+    assert reasons == {"the batch is full"}
