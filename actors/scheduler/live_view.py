@@ -170,10 +170,11 @@ def _cells(sequences: list[Sequence], pool: BlockPool, per_cell: int) -> bytearr
             cells[cell] = FREE if pool.key_of(block) is None else CACHED
     if pool.num_blocks - pool.num_available > MOST_OWNED_BLOCKS:
         return cells
+    owned = {block for block in range(0, pool.num_blocks, per_cell) if cells[block // per_cell] == IN_USE}
     for sequence in sequences:
+        if sequence.state in _WAITING:
+            continue
         colour = OWNERS + sequence.request.number % NUM_COLOURS
-        for block in chain.from_iterable(sequence.tables):
-            cell, rest = divmod(block, per_cell)
-            if not rest and block >= 0 and cells[cell] == IN_USE:
-                cells[cell] = colour
+        for block in owned.intersection(chain.from_iterable(sequence.tables)):
+            cells[block // per_cell] = colour
     return cells

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,13 +28,16 @@ async def page(engine: Any, **settings: Any):
         yield served, client
 
 
-async def view_of(client: Any, **headers: str) -> LiveView:
+async def view_of(client: Any, *, until: Callable[[LiveView], bool] = lambda view: True, **headers: str) -> LiveView:
+    """The first frame that is as it is wanted."""
     async with client.stream("GET", "/debug/events", headers=headers) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
             if line.startswith("data: "):
-                return msgspec.json.decode(line.removeprefix("data: "), type=LiveView)
-    raise AssertionError("no frame came")
+                view = msgspec.json.decode(line.removeprefix("data: "), type=LiveView)
+                if until(view):
+                    return view
+    raise AssertionError("no such frame came")
 
 
 async def test_the_page_and_its_files_are_small_and_strict(tiny_engine):
@@ -92,14 +96,17 @@ async def test_another_host_is_refused(tiny_engine):
 
 
 async def test_frames_show_requests_and_blocks_and_no_text(tiny_engine):
-    async with tiny_engine(max_model_len=2048) as engine, page(engine) as (_, client):
-        await view_of(client)  # steps are kept from here on
-        async with client.stream("POST", "/v1/completions", json=ENDLESS | {"prompt": "a secret"}) as answer:
-            await anext(answer.aiter_lines())
-            await eventually(lambda: engine.snapshot().scheduler.tokens_generated > 3)
-            view = await view_of(client)
-    assert (view.state, view.running, view.open_requests) == ("ready", 1, 1)
-    (row,) = view.scheduler.requests
+    def decodes(view: LiveView) -> bool:
+        rows = view.scheduler.requests
+        return bool(rows) and rows[0].state == "decode" and bool(view.recent)
+
+    async with tiny_engine(max_model_len=2048, max_num_seqs=1) as engine, page(engine) as (_, client):
+        many = ENDLESS | {"prompt": ["a secret"] * 40}  # one after the other, so that one of them runs for seconds
+        async with client.stream("POST", "/v1/completions", json=many) as answer:
+            assert answer.status_code == 200
+            view = await view_of(client, until=decodes)
+    assert (view.state, view.running) == ("ready", 1)
+    row = view.scheduler.requests[0]
     assert (row.state, view.scheduler.reasons[row.why], row.prompt_tokens) == ("decode", "", 8)
     assert row.generated > 0
     assert row.blocks > 0

@@ -4,6 +4,7 @@ import msgspec
 
 from troupellm.actors.scheduler.live_view import run_lengths, view_of
 from troupellm.protocol.messages.live_view import (
+    FREE,
     MOST_CELLS,
     MOST_KEYS,
     MOST_REQUESTS,
@@ -64,6 +65,18 @@ def test_a_long_table_has_running_and_waiting_requests() -> None:
     half = MOST_REQUESTS // 2
     assert [row.number for row in view.requests] == [*range(1, half + 1), *range(121, 121 + half)]
     assert {view.reasons[row.why] for row in view.requests[half:]} == {"the batch is full"}
+
+
+def test_blocks_have_the_colours_of_their_requests() -> None:
+    settings = ready(num_blocks=8, block_size=4, max_model_len=16)
+    harness = Harness(make_core(settings), settings)
+    for number, length in ((1, 7), (2, 3)):
+        harness.submit(submission(number, [number] * length, max_tokens=4))
+    harness.step()
+    view = view_of(harness.core, 0.0)
+    cells = [value for value, count in zip(view.cells[::2], view.cells[1::2], strict=True) for _ in range(count)]
+    assert view.blocks_per_cell == 1
+    assert sorted(cells) == [FREE] * 5 + [OWNERS + 1] * 2 + [OWNERS + 2]
 
 
 def test_equal_cells_are_counted() -> None:
