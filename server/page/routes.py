@@ -60,8 +60,12 @@ def _is_local(config: ServerConfig) -> bool:
     return config.uds is None and is_loopback(config.host) and named
 
 
-def routes(host: ServerState, *, mounted: bool) -> list[Route]:
-    """None where the page is off."""
+def routes(host: ServerState, *, mounted: bool, guarded: bool = False) -> list[Route]:
+    """None where the page is off.
+
+    Args:
+        guarded: there is an admin key; API processes know its digest only, and not from the configuration.
+    """
     if not shows_page(host.config, mounted=mounted):
         return []
     static = Static()
@@ -84,14 +88,14 @@ def routes(host: ServerState, *, mounted: bool) -> list[Route]:
         summary="The page, for browsers; that the server is there, for others.",
         answers="text/plain" if host.config.ollama else "application/json",
     )
-    return [root, *pages, *_events(host)]
+    return [root, *pages, *_events(host, guarded=guarded)]
 
 
-def _events(host: ServerState) -> list[Route]:
+def _events(host: ServerState, *, guarded: bool) -> list[Route]:
     """Frames need the admin key where there is one. Without it they are for this machine alone, without names of keys;
     a page beyond loopback has none then."""
     config = host.config
-    guarded = bool(config.admin_api_key or config.admin_uds)
+    guarded = guarded or bool(config.admin_api_key or config.admin_uds)
     if not guarded and not _is_local(config):
         return []
     names = msgspec.json.encode(admin.LiveViewQuery(names=guarded))

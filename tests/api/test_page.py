@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from troupellm.protocol.messages.live_view import MOST_REQUESTS, LiveView
+from troupellm.server.access.auth import admin_keys
+from troupellm.server.app.app import App
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.page.routes import FILES, routes
 from troupellm.tests.support.servers.serving import eventually, guarded_app, running_server, server_config
@@ -177,3 +179,9 @@ async def test_a_frame_of_a_thousand_requests_is_small(tiny_engine):
     assert view.scheduler.hidden == view.running + view.waiting + view.paused - MOST_REQUESTS
     reasons = {view.scheduler.reasons[row.why] for row in view.scheduler.requests if row.state == "waiting"}
     assert reasons == {"the batch is full"}
+
+
+def test_an_admin_key_that_is_known_by_its_digest_guards_the_view():
+    """API processes get digests, and a configuration without keys."""
+    app = App(ServerState(server_config(ui=True)), admin=admin_keys(("boss",)), scopes=("open", "api", "admin"))
+    assert [route.scope for route in app.routes if route.path == "/debug/events"] == ["admin"]
