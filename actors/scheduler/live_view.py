@@ -3,7 +3,7 @@ the share of each API key. Reads only."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 
 import msgspec
 
@@ -77,8 +77,11 @@ def scheduler_view(
     names = sorted({*fair_share.running, *waiting})[:MOST_KEYS]
     places = {name: place for place, name in enumerate(names)}
     per_cell = max(1, -(-pool.num_blocks // MOST_CELLS))
+    reasons = {"": 0}
+    rows = tuple([_row(sequence, places, reasons, around) for sequence in selection(shown)])
     return SchedulerView(
-        requests=tuple([_row(sequence, places, around) for sequence in islice(shown, MOST_REQUESTS)]),
+        requests=rows,
+        reasons=tuple(reasons),
         hidden=max(0, len(shown) - MOST_REQUESTS),
         keys=tuple(
             [
@@ -89,6 +92,17 @@ def scheduler_view(
         cells=run_lengths(_cells(shown, pool, per_cell)),
         blocks_per_cell=per_cell,
     )
+
+
+def selection(sequences: list[Sequence]) -> list[Sequence]:
+    """The rows of the table. Where there are too many, running and waiting ones have half of it each, or what the
+    others leave; the oldest of both come first."""
+    if len(sequences) <= MOST_REQUESTS:
+        return sequences
+    running = [sequence for sequence in sequences if sequence.state is State.RUNNING]
+    others = [sequence for sequence in sequences if sequence.state is not State.RUNNING]
+    num_running = min(len(running), max(MOST_REQUESTS // 2, MOST_REQUESTS - len(others)))
+    return running[:num_running] + others[: MOST_REQUESTS - num_running]
 
 
 def run_lengths(cells: Iterable[int]) -> tuple[int, ...]:
@@ -124,7 +138,8 @@ def why(sequence: Sequence, around: Circumstances) -> str:
     return "preempted: KV blocks were needed" if sequence.was_preempted else "its turn in the token budget"
 
 
-def _row(sequence: Sequence, places: Mapping[str, int], around: Circumstances) -> RequestView:
+def _row(sequence: Sequence, places: Mapping[str, int], reasons: dict[str, int], around: Circumstances) -> RequestView:
+    """A new reason gets the next place in `reasons`."""
     request, first = sequence.request, sequence.request.first_token
     state = sequence.state.value
     if sequence.state is State.RUNNING:
@@ -132,7 +147,7 @@ def _row(sequence: Sequence, places: Mapping[str, int], around: Circumstances) -
     return RequestView(
         number=request.number,
         state=state,
-        why=why(sequence, around),
+        why=reasons.setdefault(why(sequence, around), len(reasons)),
         key=places.get(request.tenant, -1),
         prompt_tokens=sequence.num_prompt_tokens,
         computed=sequence.num_computed,
@@ -155,10 +170,11 @@ def _cells(sequences: list[Sequence], pool: BlockPool, per_cell: int) -> bytearr
             cells[cell] = FREE if pool.key_of(block) is None else CACHED
     if pool.num_blocks - pool.num_available > MOST_OWNED_BLOCKS:
         return cells
+    owned = {block for block in range(0, pool.num_blocks, per_cell) if cells[block // per_cell] == IN_USE}
     for sequence in sequences:
+        if sequence.state in _WAITING:
+            continue
         colour = OWNERS + sequence.request.number % NUM_COLOURS
-        for block in chain.from_iterable(sequence.tables):
-            cell, rest = divmod(block, per_cell)
-            if not rest and block >= 0 and cells[cell] == IN_USE:
-                cells[cell] = colour
+        for block in owned.intersection(chain.from_iterable(sequence.tables)):
+            cells[block // per_cell] = colour
     return cells

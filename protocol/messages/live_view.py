@@ -5,7 +5,7 @@ Lists are bounded, so that a view stays below 16 KB however many requests there 
 
 import msgspec
 
-MOST_REQUESTS = 160
+MOST_REQUESTS = 100
 """Rows of the table of requests; `LiveView.hidden` counts the others."""
 MOST_CELLS = 512
 """Cells of the map of KV blocks."""
@@ -23,8 +23,8 @@ class RequestView(msgspec.Struct, frozen=True, gc=False, array_like=True):
     number: int
     state: str
     """waiting, held, loading, prefill, decode, paused or preempted."""
-    why: str
-    """Why it does not run; empty where it does."""
+    why: int
+    """Why it does not run: place in `reasons`, whose first one is empty: it runs."""
     key: int
     """Place of its API key in `keys`; -1: it is not among them."""
     prompt_tokens: int
@@ -55,6 +55,7 @@ class SchedulerView(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's part."""
 
     requests: tuple[RequestView, ...] = ()
+    reasons: tuple[str, ...] = ("",)
     hidden: int = 0
     keys: tuple[KeyView, ...] = ()
     cells: tuple[int, ...] = ()

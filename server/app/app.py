@@ -118,7 +118,7 @@ class App:
         """
         self.host = host
         self._config = host.config
-        page = page_routes(host, mounted=guard is None)
+        page = page_routes(host, mounted=guard is None, guarded=bool(admin))
         shown = {route.path for route in page}
         every = [*page, *(route for route in routes(host, prefix) if route.path not in shown)]
         table = [route for route in every if route.scope in scopes]

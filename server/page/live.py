@@ -45,6 +45,8 @@ class LiveFrames:
         if self.viewers >= MOST_VIEWERS:
             message = f"the page has {MOST_VIEWERS} viewers: close one of them"
             raise HttpError(503, message, code="too_many_viewers", retry=True)
+        if not self.viewers:
+            self._frame = b""  # an old one shows what was
         self.viewers += 1
         try:
             yield

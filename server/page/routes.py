@@ -14,7 +14,8 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.messages.live_view import LiveView
 from troupellm.server.access.host_and_origin import is_loopback
 from troupellm.server.admin import probes
-from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.errors import origin_not_allowed
+from troupellm.server.base.exchange import EVENTS, Exchange
 from troupellm.server.base.router import Route
 from troupellm.server.base.sse import open_events
 from troupellm.server.host.server_state import ServerState
@@ -46,14 +47,25 @@ _HEADERS = (
 
 
 def shows_page(config: ServerConfig, *, mounted: bool) -> bool:
-    """By itself the page is there on loopback only, and not within another application."""
+    """By itself the page is there for this machine only, and not within another application."""
     if config.ui is not None:
         return config.ui
-    return not mounted and (config.uds is not None or is_loopback(config.host))
+    return not mounted and _is_local(config)
 
 
-def routes(host: ServerState, *, mounted: bool) -> list[Route]:
-    """None where the page is off."""
+def _is_local(config: ServerConfig) -> bool:
+    """Whether browsers of this machine alone reach the server. They reach a Unix socket, or a server that goes by other
+    names, through a proxy, which may serve everybody."""
+    named = all(is_loopback(name) for name in config.allowed_hosts)
+    return config.uds is None and is_loopback(config.host) and named
+
+
+def routes(host: ServerState, *, mounted: bool, guarded: bool = False) -> list[Route]:
+    """None where the page is off.
+
+    Args:
+        guarded: there is an admin key; API processes know its digest only, and not from the configuration.
+    """
     if not shows_page(host.config, mounted=mounted):
         return []
     static = Static()
@@ -76,15 +88,15 @@ def routes(host: ServerState, *, mounted: bool) -> list[Route]:
         summary="The page, for browsers; that the server is there, for others.",
         answers="text/plain" if host.config.ollama else "application/json",
     )
-    return [root, *pages, *_events(host)]
+    return [root, *pages, *_events(host, guarded=guarded)]
 
 
-def _events(host: ServerState) -> list[Route]:
+def _events(host: ServerState, *, guarded: bool) -> list[Route]:
     """Frames need the admin key where there is one. Without it they are for this machine alone, without names of keys;
     a page beyond loopback has none then."""
     config = host.config
-    guarded = bool(config.admin_api_key or config.admin_uds)
-    if not guarded and config.uds is None and not is_loopback(config.host):
+    guarded = guarded or bool(config.admin_api_key or config.admin_uds)
+    if not guarded and not _is_local(config):
         return []
     names = msgspec.json.encode(admin.LiveViewQuery(names=guarded))
     frames = LiveFrames(lambda: host.administer("live_view", names))
@@ -133,8 +145,17 @@ async def _root(host: ServerState, static: Static, exchange: Exchange, body: Non
 
 
 async def _send_frames(host: ServerState, frames: LiveFrames, exchange: Exchange, _: None) -> None:
-    """Until the server drains or the viewer leaves."""
+    """Until the server drains or the viewer leaves.
+
+    Raises:
+        HttpError: 403, a page of another origin asks, which could not read the frames, but would make the engine draw.
+    """
     host.require()
+    if exchange.header(b"sec-fetch-site") in ("cross-site", "same-site"):
+        raise origin_not_allowed()
+    if exchange.method == "HEAD":
+        await exchange.respond(200, b"", content_type=EVENTS)
+        return
     failures: list[Exception] = []
     with frames.watching():
         async with anyio.create_task_group() as group:

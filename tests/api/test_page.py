@@ -2,14 +2,18 @@
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 
-from troupellm.protocol.messages.live_view import LiveView
-from troupellm.server.page.routes import FILES
+from troupellm.protocol.messages.live_view import MOST_REQUESTS, LiveView
+from troupellm.server.access.auth import admin_keys
+from troupellm.server.app.app import App
+from troupellm.server.host.server_state import ServerState
+from troupellm.server.page.routes import FILES, routes
 from troupellm.tests.support.servers.serving import eventually, guarded_app, running_server, server_config
 
 pytestmark = pytest.mark.anyio
@@ -26,13 +30,16 @@ async def page(engine: Any, **settings: Any):
         yield served, client
 
 
-async def view_of(client: Any, **headers: str) -> LiveView:
+async def view_of(client: Any, *, until: Callable[[LiveView], bool] = lambda view: True, **headers: str) -> LiveView:
+    """The first frame that is as it is wanted."""
     async with client.stream("GET", "/debug/events", headers=headers) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
             if line.startswith("data: "):
-                return msgspec.json.decode(line.removeprefix("data: "), type=LiveView)
-    raise AssertionError("no frame came")
+                view = msgspec.json.decode(line.removeprefix("data: "), type=LiveView)
+                if until(view):
+                    return view
+    raise AssertionError("no such frame came")
 
 
 async def test_the_page_and_its_files_are_small_and_strict(tiny_engine):
@@ -58,7 +65,8 @@ async def test_the_page_and_its_files_are_small_and_strict(tiny_engine):
 
 async def test_the_page_is_off_beyond_loopback_and_when_it_is_refused(tiny_engine):
     async with tiny_engine() as engine:
-        for settings in ({"ui": False}, {"host": "0.0.0.0"}):
+        away = ({"ui": False}, {"host": "0.0.0.0"}, {"allowed_hosts": ("127.0.0.1", "models.example")})
+        for settings in away:
             async with page(engine, **settings) as (_, client):
                 root, file = await client.get("/", headers=HTML), await client.get("/ui/main.js")
                 frames = await client.get("/debug/events")
@@ -70,24 +78,38 @@ async def test_the_page_is_off_beyond_loopback_and_when_it_is_refused(tiny_engin
             assert "<title>" not in (await client.get("/", headers=HTML)).text
 
 
+def test_a_socket_shows_the_page_only_when_it_is_asked_for():
+    """Browsers reach it through a proxy alone, which may serve everybody."""
+    for ui in (None, True):
+        config = server_config(uds="/run/troupe.sock", ui=ui)
+        shown = {route.path for route in routes(ServerState(config), mounted=False)}
+        assert ("/" in shown, "/debug/events" in shown) == (ui is True, False)
+
+
 async def test_another_host_is_refused(tiny_engine):
     async with tiny_engine() as engine, page(engine) as (_, client):
         rebound = [await client.get(path, headers=HTML | {"host": "evil.example"}) for path in ("/", "/debug/events")]
-        foreign = await client.get("/debug/events", headers={"origin": "http://evil.example"})
+        asking = ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"})
+        foreign = [await client.get("/debug/events", headers=headers) for headers in asking]
+        head = await client.head("/debug/events")
     assert [answer.status_code for answer in rebound] == [421, 421]
-    assert foreign.status_code == 403
+    assert [answer.status_code for answer in foreign] == [403, 403]
+    assert (head.status_code, head.content) == (200, b"")
 
 
 async def test_frames_show_requests_and_blocks_and_no_text(tiny_engine):
-    async with tiny_engine(max_model_len=2048) as engine, page(engine) as (_, client):
-        await view_of(client)  # steps are kept from here on
-        async with client.stream("POST", "/v1/completions", json=ENDLESS | {"prompt": "a secret"}) as answer:
-            await anext(answer.aiter_lines())
-            await eventually(lambda: engine.snapshot().scheduler.tokens_generated > 3)
-            view = await view_of(client)
-    assert (view.state, view.running, view.open_requests) == ("ready", 1, 1)
-    (row,) = view.scheduler.requests
-    assert (row.state, row.why, row.prompt_tokens) == ("decode", "", 8)
+    def decodes(view: LiveView) -> bool:
+        rows = view.scheduler.requests
+        return bool(rows) and rows[0].state == "decode" and bool(view.recent)
+
+    async with tiny_engine(max_model_len=2048, max_num_seqs=1) as engine, page(engine) as (_, client):
+        many = ENDLESS | {"prompt": ["a secret"] * 40}  # one after the other, so that one of them runs for seconds
+        async with client.stream("POST", "/v1/completions", json=many) as answer:
+            assert answer.status_code == 200
+            view = await view_of(client, until=decodes)
+    assert (view.state, view.running) == ("ready", 1)
+    row = view.scheduler.requests[0]
+    assert (row.state, view.scheduler.reasons[row.why], row.prompt_tokens) == ("decode", "", 8)
     assert row.generated > 0
     assert row.blocks > 0
     assert row.first_token_ms is not None
@@ -153,6 +175,13 @@ async def test_a_frame_of_a_thousand_requests_is_small(tiny_engine):
             view = await view_of(client)
             group.cancel_scope.cancel()
     assert len(msgspec.json.encode(view)) <= 16_384
-    assert len(view.scheduler.requests) == 160
-    assert view.scheduler.hidden == view.running + view.waiting + view.paused - 160
-    assert {row.why for row in view.scheduler.requests if row.state == "waiting"} == {"the batch is full"}
+    assert len(view.scheduler.requests) == MOST_REQUESTS
+    assert view.scheduler.hidden == view.running + view.waiting + view.paused - MOST_REQUESTS
+    reasons = {view.scheduler.reasons[row.why] for row in view.scheduler.requests if row.state == "waiting"}
+    assert reasons == {"the batch is full"}
+
+
+def test_an_admin_key_that_is_known_by_its_digest_guards_the_view():
+    """API processes get digests, and a configuration without keys."""
+    app = App(ServerState(server_config(ui=True)), admin=admin_keys(("boss",)), scopes=("open", "api", "admin"))
+    assert [route.scope for route in app.routes if route.path == "/debug/events"] == ["admin"]

@@ -56,6 +56,8 @@ async def test_the_page_in_a_browser(tmp_path: Path, key: str) -> None:
     assert "tokens" in seen["note"]
     assert seen["seconds"] < 10
     assert (seen["fresh"], seen["searching"], seen["kept"]) == (0, "search", 1)
+    assert (seen["failed"], seen["refusal"]) == (["A part", "it has failed"], "it is full")
+    assert seen["again"] == ["At last", [{"role": "user", "content": "Second"}]]
     assert {"scheduler", "worker", "output"} <= set(seen["actors"])
     assert "Tokens per second" in seen["numbers"]
     assert seen["violations"] == []

@@ -36,12 +36,12 @@ PATHS = {
 """Of the actions whose path is not their name."""
 
 
-OF_API_ROUTES = {"kv_keep", "kv_prefetch", "kv_drop", "find_adapter", "list_adapters"}
-"""Actions that API routes ask for, under the keys of those."""
+OF_OTHER_ROUTES = {"kv_keep", "kv_prefetch", "kv_drop", "find_adapter", "list_adapters", "live_view"}
+"""Actions that routes of the API and the page ask for, under the keys of those."""
 
 
 def test_every_other_action_has_one_route() -> None:
-    named = sorted(PATHS.get(name, f"/{name}") for name in ACTIONS.keys() - OF_API_ROUTES)
+    named = sorted(PATHS.get(name, f"/{name}") for name in ACTIONS.keys() - OF_OTHER_ROUTES)
     assert sorted(path for _, path in admin_routes()) == named
 
 

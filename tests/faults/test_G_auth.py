@@ -29,7 +29,7 @@ WRONG = [
 
 
 async def test_G1_every_route_but_the_open_ones_needs_the_key(tiny_engine):
-    config = server_config(api_key=("secret", "other"))
+    config = server_config(api_key=("secret", "other"), ui=True)
     async with tiny_engine() as engine, under_attack(engine, config) as attacked, attacked.served.client() as client:
         bodies: dict[str, set[bytes]] = {}
         for route in attacked.served.app.routes:

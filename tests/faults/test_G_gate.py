@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs", "/", *(f"/ui/{name}" for name in FILES)}
-"""Probes, and the page that asks for the key and reads /openapi.json with it."""
+"""Probes, and the pages that ask for the key: they hold nothing of the server's."""
 
 
 def calls_of(gate: Gate, header: bytes) -> list[tuple[str, str]]:
@@ -65,7 +65,7 @@ def test_G2_keys_are_compared_as_blinded_digests(monkeypatch):
 
 
 async def test_G3_only_probes_and_the_empty_page_answer_without_a_key(tiny_engine):
-    config = server_config(api_key=("secret",), admin_api_key=("boss",))
+    config = server_config(api_key=("secret",), admin_api_key=("boss",), ui=True)
     async with tiny_engine() as engine, under_attack(engine, config) as attacked, attacked.served.client() as client:
         answered = set()
         for route in attacked.served.app.routes:

@@ -5,7 +5,8 @@ export class ApiError extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
 
-export function useKeys(key, admin) { apiKey = key; adminKey = admin; }
+// An empty one leaves the key that is known.
+export function useKeys(key, admin) { apiKey = key || apiKey; adminKey = admin || adminKey; }
 
 export async function request(path, { body, signal, admin = false } = {}) {
   const headers = {}, key = admin ? adminKey || apiKey : apiKey;

@@ -19,7 +19,7 @@ export function start(onKeyNeeded) {
   by("search").addEventListener("input", showList);
   by("export").addEventListener("click", exportAll);
   by("import").addEventListener("change", importFile);
-  by("delete").addEventListener("click", () => { conversations.remove(current.id); fresh(); });
+  by("delete").addEventListener("click", () => { current.removed = true; conversations.remove(current.id); fresh(); });
   document.addEventListener("keydown", (event) => {
     const command = event.ctrlKey || event.metaKey;
     if (command && event.key.toLowerCase() === "k") { event.preventDefault(); by("search").focus(); }
@@ -91,7 +91,8 @@ function edit(message) {
 
 function again(message) {
   if (running) return;
-  current.messages = current.messages.slice(0, current.messages.indexOf(message));
+  const at = current.messages.indexOf(message); // -1: it has failed, and is no part of the conversation
+  if (at >= 0) current.messages = current.messages.slice(0, at);
   open(current);
   answer();
 }
@@ -121,6 +122,7 @@ function bodyOf() {
 async function answer() {
   const conversation = current, message = { role: "assistant", content: "", reasoning: "", note: "" };
   const shown = show(message), box = by("messages");
+  let failure = null;
   box.append(shown);
   running = new AbortController();
   by("stop").hidden = false;
@@ -130,9 +132,9 @@ async function answer() {
     await read(stream, began, message, shown);
   } catch (error) {
     if (error.name === "AbortError") message.note ||= "stopped";
-    else fail(shown, error);
+    else failure = error;
   }
-  finish(shown, message, conversation);
+  finish(shown, message, conversation, failure);
 }
 
 async function read(stream, began, message, shown) {
@@ -150,7 +152,7 @@ async function read(stream, began, message, shown) {
     reason = choice.finish_reason ?? reason;
     draw();
   }
-  message.note = noteOf(usage, reason, first - began, performance.now() - first);
+  message.note = noteOf(usage, reason, first ? first - began : performance.now() - began, first ? performance.now() - first : 0);
 }
 
 function noteOf(usage, reason, wait, seconds) {
@@ -184,16 +186,18 @@ function fail(shown, error) {
   if (error.status === 401) askKey();
 }
 
-function finish(shown, message, conversation) {
+function finish(shown, message, conversation, failure) {
+  const last = show(message);
   running = null;
   by("stop").hidden = true;
   by("send").disabled = false;
-  if (message.content || message.reasoning) {
+  if ((message.content || message.reasoning) && !conversation.removed) {
     conversation.messages.push(message);
     conversations.save(conversation);
-    if (conversation === current) shown.replaceWith(show(message));
     showList();
   }
+  shown.replaceWith(last);
+  if (failure) fail(last, failure);
   const box = by("messages");
   box.scrollTop = box.scrollHeight;
 }

@@ -1,7 +1,7 @@
 // Conversations, kept in this browser: at most 100 of them and 4 MB, the oldest go first.
 const PLACE = "troupe.conversations", MOST = 100, MOST_LETTERS = 4_000_000;
 
-let all = read();
+let all = read(), kept = true;
 
 function read() {
   try { return checked(JSON.parse(localStorage.getItem(PLACE) || "[]")); } catch { return []; }
@@ -11,7 +11,7 @@ function read() {
 export function checked(given) {
   if (!Array.isArray(given)) return [];
   return given.filter((one) => one && Array.isArray(one.messages)).slice(0, MOST).map((one) => ({
-    id: String(one.id || crypto.randomUUID()), title: String(one.title || "Chat").slice(0, 200),
+    id: String(one.id || name()), title: String(one.title || "Chat").slice(0, 200),
     messages: one.messages.filter((message) => message && ["user", "assistant"].includes(message.role)).map((message) => ({
       role: message.role, content: String(message.content ?? ""), reasoning: String(message.reasoning ?? ""),
       note: String(message.note ?? ""),
@@ -25,26 +25,35 @@ export function list(search = "") {
   return all.filter((one) => one.messages.some((message) => message.content.toLowerCase().includes(wanted)));
 }
 
+// `crypto.randomUUID` is missing where the page comes over plain HTTP from another machine.
+function name() {
+  return [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(16).padStart(8, "0")).join("");
+}
+
 export function create() {
-  return { id: crypto.randomUUID(), title: "New chat", messages: [] };
+  return { id: name(), title: "New chat", messages: [] };
 }
 
 export function save(conversation) {
   const first = conversation.messages.find((message) => message.role === "user");
   conversation.title = (first?.content || "New chat").trim().slice(0, 60) || "New chat";
-  all = [conversation, ...all.filter((one) => one.id !== conversation.id)].slice(0, MOST);
+  all = [conversation, ...latest().filter((one) => one.id !== conversation.id)].slice(0, MOST);
   store();
 }
 
-export function remove(id) { all = all.filter((one) => one.id !== id); store(); }
+export function remove(id) { all = latest().filter((one) => one.id !== id); store(); }
 
 export function add(given) {
+  all = latest();
   const known = new Set(all.map((one) => one.id));
   all = [...checked(given).filter((one) => !known.has(one.id)), ...all].slice(0, MOST);
   store();
 }
 
+// Another tab may have stored some meanwhile.
+function latest() { return kept ? read() : all; }
+
 function store() {
   while (all.length > 1 && JSON.stringify(all).length > MOST_LETTERS) all.pop();
-  try { localStorage.setItem(PLACE, JSON.stringify(all)); } catch { /* private windows store nothing */ }
+  try { localStorage.setItem(PLACE, JSON.stringify(all)); } catch { kept = false; /* private windows store nothing */ }
 }

@@ -18,6 +18,7 @@ async function watch(signal, onKeyNeeded) {
     try {
       for await (const view of events(await request("debug/events", { signal, admin: true }))) {
         if (signal.aborted) return;
+        if (view.error) throw new Error(view.error.message);
         draw(view);
       }
       notice("The server has ended the view.");
@@ -47,8 +48,8 @@ function draw(view) {
     "KV blocks in use": `${used} of ${view.blocks_total}`, "Found in the prefix cache": hits, Preemptions: view.preemptions,
     Steps: view.steps, "Open requests": view.open_requests,
   });
-  const { requests, hidden, keys, cells } = view.scheduler;
-  drawRequests(requests, keys);
+  const { requests, reasons, hidden, keys, cells } = view.scheduler;
+  drawRequests(requests, reasons, keys);
   by("hidden").textContent = hidden ? `${hidden} more requests are not shown.` : "";
   drawActors(view.actors);
   drawBlocks(by("blocks"), cells);
@@ -69,13 +70,13 @@ function numbers(given) {
 
 const nameOf = (name) => name || "no key";
 
-function drawRequests(requests, keys) {
+function drawRequests(requests, reasons, keys) {
   const body = by("requests").tBodies[0];
   while (body.rows.length > requests.length) body.deleteRow(-1);
   requests.forEach(([number, state, why, key, prompt, computed, generated, blocks, age, first], at) => {
     const row = body.rows[at] ?? body.insertRow();
     const texts = [
-      `#${number}`, state, why || "–", key < 0 ? "–" : nameOf(keys[key]?.[0]), prompt, computed, generated, blocks,
+      `#${number}`, state, reasons[why] || "–", key < 0 ? "–" : nameOf(keys[key]?.[0]), prompt, computed, generated, blocks,
       `${(age / 1000).toFixed(1)} s`, first === null ? "–" : `${first} ms`,
     ];
     texts.forEach((text, place) => {

@@ -15,7 +15,11 @@ function show(name) {
   else engine.hide();
 }
 
-function askKey() { if (!by("key-dialog").open) by("key-dialog").showModal(); }
+function askKey() {
+  if (by("key-dialog").open) return;
+  by("key-dialog").returnValue = ""; // Escape leaves it as it is
+  by("key-dialog").showModal();
+}
 
 async function models() {
   try {

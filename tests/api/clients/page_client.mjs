@@ -16,6 +16,7 @@ async function open(options) {
   const context = await browser.newContext({ viewport: { width: 1100, height: 800 }, reducedMotion: "reduce", ...options });
   const page = await context.newPage();
   await page.addInitScript(() => {
+    delete Crypto.prototype.randomUUID; // as where the page comes over plain HTTP from another machine
     window.__refused = [];
     document.addEventListener("securitypolicyviolation", (event) => window.__refused.push(`${event.violatedDirective} ${event.blockedURI}`));
   });
@@ -67,6 +68,14 @@ seen.kept = await page.locator("#conversations button").count();
 await page.locator("#conversations button").first().click();
 seen.reopened = await page.textContent(".message.assistant .body");
 
+// Keys stay when the dialog is left with Escape, or with empty fields.
+for (const leave of [() => page.keyboard.press("Escape"), () => page.click("#key-dialog button[value=use]")]) {
+  await page.click("#open-key");
+  await page.waitForSelector("#key-dialog[open]");
+  await leave();
+  await page.waitForSelector("#key-dialog:not([open])", { state: "attached" });
+}
+
 // The engine's view.
 await page.click("#show-engine");
 await page.waitForFunction(() => document.querySelectorAll("#actors li").length > 0, undefined, { timeout: 20_000 });
@@ -75,6 +84,28 @@ seen.numbers = await page.locator("#numbers dt").allTextContents();
 await check(page, "engine");
 await page.screenshot({ path: `${pictures}/engine-light.png`, fullPage: true });
 await page.click("#show-chat");
+
+// An answer that fails keeps its text and shows why; `Again` sends the question again.
+const asked = [], failing = [
+  { status: 200, contentType: "text/event-stream", body: 'data: {"choices":[{"index":0,"delta":{"content":"A part"}}]}\n\ndata: {"error":{"message":"it has failed"}}\n\ndata: [DONE]\n\n' },
+  { status: 503, contentType: "application/json", body: '{"error":{"message":"it is full"}}' },
+  { status: 200, contentType: "text/event-stream", body: 'data: {"choices":[{"index":0,"delta":{"content":"At last"}}]}\n\ndata: [DONE]\n\n' },
+];
+await page.route("**/v1/chat/completions", (route) => {
+  asked.push(route.request().postDataJSON().messages);
+  route.fulfill(failing[Math.min(asked.length, failing.length) - 1]);
+});
+const last = (part) => page.locator(`.message.assistant ${part}`).last().textContent();
+await page.keyboard.press("Control+Shift+O");
+await ask(page, "First");
+seen.failed = [await last(".body"), await last(".error")];
+await page.keyboard.press("Control+Shift+O");
+await ask(page, "Second");
+seen.refusal = await last(".error");
+await page.locator(".message.assistant button", { hasText: "Again" }).last().click();
+await finished(page);
+seen.again = [await last(".body"), asked[2]];
+await page.unroute("**/v1/chat/completions");
 
 // What a model may write: the server's answer is replaced, the page is as it is.
 let output = "";

@@ -98,3 +98,11 @@ async def test_one_viewer_too_many_is_refused():
         pass
     assert (refused.value.status, refused.value.code) == (503, "too_many_viewers")
     assert frames.viewers == MOST_VIEWERS
+
+
+async def test_the_first_viewer_sees_no_frame_of_an_earlier_one():
+    source = Source()
+    frames = LiveFrames(source.read, interval=0.0)
+    for wanted in (1, 2):
+        with frames.watching():
+            assert await frames.next(-1) == (wanted, b'data: {"n": %d}\n\n' % wanted)
