@@ -30,7 +30,8 @@ READERS = 6
 LONG = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENT_SECONDS = 200.0
 """For a worker process that comes back three times, on a busy machine."""
-RESTARTED = [name for name, rule in SUPERVISION.items() if rule.strategy == "restart"]
+RESTARTED = [name for name, rule in SUPERVISION.items() if rule.strategy == "restart" and name != "media"]
+"""The media actor runs for models that see images alone."""
 READ = ("adapters", "guide", "intake", "output")
 """Actors that requests pass."""
 STOPPED = [name for name, rule in SUPERVISION.items() if rule.strategy == "stop"]
