@@ -85,7 +85,7 @@ def _struct_flags(struct: type[msgspec.Struct], section: str) -> Iterator[Flag]:
             name=field.name,
             section=section,
             help=description,
-            default=field.default,
+            default=_default(field),
             is_bool=any(isinstance(kind, inspect.BoolType) for kind in kinds),
             is_int=any(map(_is_whole, kinds)),
             is_list=any(isinstance(kind, inspect.VarTupleType) for kind in kinds),
@@ -138,6 +138,11 @@ class Several(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *values])
         if len(values) > 1:
             namespace.several_words = option_string
+
+
+def _default(field: inspect.Field) -> Any:
+    """Of a setting; a value that can be changed is made anew."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _default_text(flag: Flag) -> str:

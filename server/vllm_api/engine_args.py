@@ -25,10 +25,16 @@ _DEFAULTS: dict[str, Any] = {
     STRUCTURED: None,
 }
 
+
+def _field(default: Any) -> Any:
+    """Each object has a dictionary of its own."""
+    return dataclasses.field(default_factory=default.copy) if isinstance(default, dict) else default
+
+
 if TYPE_CHECKING:
     _Fields = Any
 else:
-    _Fields = dataclasses.make_dataclass("_Fields", [(name, Any, default) for name, default in _DEFAULTS.items()])
+    _Fields = dataclasses.make_dataclass("_Fields", [(name, Any, _field(value)) for name, value in _DEFAULTS.items()])
 
 
 class EngineArgs(_Fields):  # type: ignore[misc]

@@ -34,6 +34,7 @@ def host_says(case: str, model: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow  # a time of one machine: `bench heartbeat` measures it
 def test_the_first_engine_of_a_process_holds_its_loop_for_20_ms_at_most(model_folder: Path) -> None:
     held = host_says("held", model_folder)
     assert max(held.values()) <= MOST_HELD_MS, held

@@ -335,8 +335,8 @@ def test_every_error_crosses_with_what_it_says() -> None:
         for kind in vars(errors).values()
         if isinstance(kind, type)
         and issubclass(kind, TroupeError)
-        and kind not in (ContextLengthExceeded, EngineOverloaded, errors.RateLimited, errors.ModelLoadError)
-        and kind is not errors.AdapterError
+        and kind not in (ContextLengthExceeded, EngineOverloaded, errors.RateLimited, errors.AdapterError)
+        and not issubclass(kind, errors.ModelLoadError)
     ]
     given += [ContextLengthExceeded("long", limit=7, got=9, param="prompt"), EngineOverloaded("full", retry_after=3.5)]
     given.append(errors.AdapterError("a tensor is missing", hint="save it again"))
