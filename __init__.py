@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         RequestAborted as RequestAborted,
         RequestFailed as RequestFailed,
         TroupeError as TroupeError,
+        WeightsChanged as WeightsChanged,
         WorkerCrashed as WorkerCrashed,
         WrongEventLoop as WrongEventLoop,
     )
@@ -175,6 +176,7 @@ _HOMES = {
     "EngineStopped": "protocol.errors",
     "RequestFailed": "protocol.errors",
     "ModelLoadError": "protocol.errors",
+    "WeightsChanged": "protocol.errors",
     "WorkerCrashed": "protocol.errors",
     "GraphCaptureError": "protocol.errors",
     "RequestAborted": "protocol.errors",

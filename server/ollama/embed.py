@@ -3,6 +3,7 @@
 import secrets
 import time
 from functools import partial
+from typing import cast
 
 import msgspec
 
@@ -94,6 +95,4 @@ async def _vectors(
 
 
 def _numbers(pooled: Pooled) -> list[float]:
-    vector = encode_vector(pooled.vector, base64=False)
-    assert isinstance(vector, list)
-    return vector
+    return cast(list[float], encode_vector(pooled.vector, base64=False))

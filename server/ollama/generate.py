@@ -4,7 +4,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -148,8 +148,7 @@ async def _open_raw(
     if completion.max_tokens is None and "max_tokens" not in engine.defaults:
         params = msgspec.structs.replace(params, max_tokens=None)
         params.check_against(engine.limits)
-    assert isinstance(completion.prompt, str)
-    prompt = TextPrompt(completion.prompt, True, truncation_of(completion))
+    prompt = TextPrompt(cast(str, completion.prompt), True, truncation_of(completion))
     given = options(exchange, completion)
     async with engine.stream(prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
         exchange.quota = stream.quota

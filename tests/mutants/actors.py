@@ -50,8 +50,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "an error after the end replaces the answer",
         "actors/output/outbox.py",
-        "        if self.terminal:\n            return\n        self.error = error\n",
-        "        self.error = error\n",
+        "        if self.terminal:\n            return\n        self.error, self.spent = error, spent\n",
+        "        self.error, self.spent = error, spent\n",
         "actors/output/test_outbox.py",
     ),
     Mutant(

@@ -203,8 +203,7 @@ def test_the_one_device_that_there_is_may_be_asked_for() -> None:
 def test_the_ranks_of_a_model_have_vllms_flag() -> None:
     engine, _ = parse("-tp", "2", "--distributed-timeout-seconds", "9")
     assert (engine.parallel.tensor_parallel_size, engine.parallel.distributed_timeout_seconds) == (2, 9.0)
-    with pytest.raises(ConfigError, match="one server per device"):
-        translate(["-tp", "2"])
+    assert translate(["-tp", "2"]) == ["--tensor-parallel-size", "2"]
 
 
 def test_short_habits_and_spelt_out_booleans() -> None:
