@@ -284,7 +284,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(error.__cause__, ConfigError):  # a section's own check, which names the setting
                 raise error.__cause__ from None
             text, _, path = with_allowed_values(error, cls).partition(" - at `$.")
-            name = path.rstrip("`").rsplit(".", maxsplit=1)[-1]
+            name = path.rstrip("`").replace("[...]", "").rsplit(".", maxsplit=1)[-1]
             raise ConfigError(f"{name}: {text}", param=name) from None
 
 

@@ -277,6 +277,8 @@ def parse_value(flag: Flag, value: Any) -> Any:
     if value.lower() in ("none", "null") and flag.default is None:
         return None
     try:
+        if isinstance(flag.default, dict):
+            return json.loads(value)
         if flag.is_bool:
             return _BOOLEANS[value.lower()]
         if flag.is_int:

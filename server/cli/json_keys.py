@@ -9,7 +9,16 @@ from typing import Any
 
 from troupellm.protocol.errors import ConfigError
 
-OBJECTS = frozenset({"speculative_config", "override_generation_config", "pooler_config", "kv_transfer_config"})
+OBJECTS = frozenset(
+    {
+        "speculative_config",
+        "override_generation_config",
+        "pooler_config",
+        "kv_transfer_config",
+        "limit_mm_per_prompt",
+        "mm_processor_kwargs",
+    }
+)
 """Settings whose value is a JSON object."""
 
 

@@ -206,6 +206,18 @@ def test_the_ranks_of_a_model_have_vllms_flag() -> None:
     assert translate(["-tp", "2"]) == ["--tensor-parallel-size", "2"]
 
 
+@pytest.mark.parametrize("words", [("--limit-mm-per-prompt", '{"image": 3}'), ("--limit-mm-per-prompt.image", "3")])
+def test_objects_are_given_as_json_or_by_key(words: tuple[str, ...]) -> None:
+    assert parse(*words)[0].media.limit_mm_per_prompt == {"image": 3}
+    assert parse(environment={"TROUPE_MM_PROCESSOR_KWARGS": '{"size": 9}'})[0].media.mm_processor_kwargs == {"size": 9}
+
+
+@pytest.mark.parametrize("value", ["{", "3", '{"image": "x"}'])
+def test_a_wrong_object_is_refused_with_the_flags_name(value: str) -> None:
+    with pytest.raises(ConfigError, match="limit_mm_per_prompt"):
+        parse("--limit-mm-per-prompt", value)
+
+
 def test_short_habits_and_spelt_out_booleans() -> None:
     engine, _ = parse("-c", "8k", "-np", "4", "--enable-prefix-caching=false")
     assert (engine.model.max_model_len, engine.scheduler.max_num_seqs) == (8000, 4)
