@@ -58,7 +58,7 @@ def nested(levels: int) -> Any:
 
 
 def compilers() -> list[psutil.Process]:
-    children = psutil.Process().children()
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in children if any("compile_main" in word for word in child.cmdline())]
 
 
