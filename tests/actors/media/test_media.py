@@ -66,9 +66,17 @@ class Bench:
         self.intake: Mailbox[Any, Any] = Mailbox("intake", 64)
         self.outboxes: dict[int, Outbox] = {}
         self.media = Media(
-            self.inbox, self.intake, None, self.stage, self.stage, MediaConfig(**settings),
-            most_vectors=8, secret=b"s", threads=SimpleNamespace(), clock=SystemClock(),
-        )  # fmt: skip
+            self.inbox,
+            self.intake,
+            None,
+            self.stage,
+            self.stage,
+            MediaConfig(**settings),
+            most_vectors=8,
+            secret=b"s",
+            threads=SimpleNamespace(),
+            clock=SystemClock(),
+        )
 
     async def ask(self, request: int, *sources: MediaSource, tenant: str = "a") -> None:
         prompt = ChatPrompt(messages=[], media=sources)
