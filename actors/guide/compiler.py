@@ -5,19 +5,17 @@ process, or to the replacement.
 """
 
 import logging
-import signal
-from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
 import anyio
 import msgspec
 
-from troupellm.actors.runtime.processes import ChildProcess, Processes
-from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.actors.runtime.compute_child import ChildGone, ComputeChild, TakesTooLong, TooBusy
+from troupellm.actors.runtime.processes import Processes
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
-from troupellm.protocol.wire.frames import Assembler, Codec, FrameError, Hello
+from troupellm.protocol.wire.frames import Assembler, Codec
 from troupellm.protocol.wire.guide_compiler import (
     HELLO,
     MAX_FRAME_BYTES,
@@ -36,14 +34,11 @@ logger = logging.getLogger("troupellm.guide")
 MODULE = "troupellm.models.structured_outputs.compile_main"
 START_SECONDS = 60.0
 """Reading the tokenizer of a large vocabulary takes seconds, on a busy machine many."""
-KILL_SECONDS = 5.0
 PATIENCE = 10
 """A guide that does not get its processor time is waited for up to so many times as long."""
 MOST_PATIENCE_SECONDS = 10.0
 """Most seconds that are added for that, or its own limit if that is longer: a waiting guide holds one of few
 processes."""
-SHORTEST_WAIT_SECONDS = 0.01
-"""Shortest wait between two looks at the processor time that a guide has left."""
 
 
 class GuideRefused(Exception):
@@ -131,7 +126,7 @@ class ProcessCompiler:
         except _NoBackend:
             healthy = True
             raise
-        except _ChildGone as gone:
+        except ChildGone as gone:
             logger.warning("a process that compiled a guide is gone: %s", gone)
             if not begun:
                 raise _not_now() from None
@@ -156,25 +151,15 @@ class ProcessCompiler:
                 raise RequestFailed("the guide could not be compiled")
 
     async def _ask(self, child: "_Child", message: Compile) -> FromCompiler:
-        """Give a child a guide. A busy machine may leave it little of the time that a guide may take.
-
-        An answer that comes as the wait ends is taken all the same.
-        """
-        timeout = left = self._settings.timeout
-        before = child.cpu_seconds
-        child.send(message)
-        with anyio.move_on_after(min(PATIENCE * timeout, timeout + max(MOST_PATIENCE_SECONDS, timeout))):
-            while left > 0.0:
-                with anyio.move_on_after(max(left, SHORTEST_WAIT_SECONDS)):
-                    return await child.next()
-                now = child.cpu_seconds
-                left = 0.0 if before is None or now is None else timeout - (now - before)
-        answer = child.take()
-        if answer is not None:
-            return answer
-        if left > 0.0:
-            raise _not_now()
-        raise GuideTooCostly(f"it takes longer than {timeout:g} s to compile")
+        """Give a child a guide. A busy machine may leave it little of the time that a guide may take."""
+        timeout = self._settings.timeout
+        patience = min(PATIENCE * timeout, timeout + max(MOST_PATIENCE_SECONDS, timeout))
+        try:
+            return await child.ask(message, timeout, patience)
+        except TooBusy:
+            raise _not_now() from None
+        except TakesTooLong:
+            raise GuideTooCostly(f"it takes longer than {timeout:g} s to compile") from None
 
     async def warm_up(self, processes: int) -> None:
         if self._warming is not None:
@@ -227,10 +212,6 @@ class ProcessCompiler:
         return await child.end()
 
 
-class _ChildGone(Exception):
-    """The process has died or talks nonsense."""
-
-
 class _Killed(Exception):
     """A process outside the engine killed the compiler; the guide is not to blame."""
 
@@ -239,49 +220,34 @@ def _not_now() -> EngineStopped:
     return EngineStopped("guides cannot be compiled now", code="engine_restarting")
 
 
-class _Child:
-    """One process. Implements `ProcessEvents`."""
+class _Child(ComputeChild[ToCompiler, FromCompiler]):
+    """One process."""
 
     def __init__(self) -> None:
-        self.process: ChildProcess | None = None
-        self.gone = False
-        self._died = False
-        """True if the process ended by itself or was ended from outside."""
+        limit = MAX_FRAME_BYTES
+        super().__init__(Codec(limit=limit), Assembler(FromCompiler, HELLO, limit=limit), _log)
         self.backends = {"llguidance"}
         """Those that it has ready."""
-        self._codec: Codec[ToCompiler | Hello] = Codec(limit=MAX_FRAME_BYTES)
-        self._assembler: Assembler[FromCompiler] = Assembler(FromCompiler, HELLO, limit=MAX_FRAME_BYTES)
-        self._messages: deque[FromCompiler] = deque()
-        self._waiter: Waiter | None = None
 
     async def open(self, processes: Processes, settings: CompilerSettings) -> None:
         """Raises EngineStopped: there is no process now; RequestFailed: it cannot read the tokenizer."""
+        first = Prepare(
+            tokenizer_folder=settings.tokenizer_folder,
+            follow_links=settings.follow_links,
+            vocab_width=settings.vocab_width,
+            memory_bytes=settings.memory_bytes,
+        )
         try:
-            self.process = await processes.start(MODULE, self)
-            self.process.send(self._codec.encode(HELLO))
-            self.send(
-                Prepare(
-                    tokenizer_folder=settings.tokenizer_folder,
-                    follow_links=settings.follow_links,
-                    vocab_width=settings.vocab_width,
-                    memory_bytes=settings.memory_bytes,
-                )
-            )
-            with anyio.fail_after(START_SECONDS):
-                answer = await self.next()
-        except (OSError, TimeoutError, _ChildGone) as error:  # a TimeoutError is an OSError
+            answer = await self.begin(processes, MODULE, HELLO, first, START_SECONDS)
+        except (OSError, ChildGone) as error:
             logger.warning("a process that compiles guides cannot be started: %s", error)
             raise _not_now() from None
         if not isinstance(answer, Prepared) or answer.error is not None:
             logger.error("guides cannot be compiled for this model: %s", getattr(answer, "error", "no answer"))
             raise RequestFailed("structured outputs are not possible with this model's tokenizer")
 
-    @property
-    def cpu_seconds(self) -> float | None:
-        return None if self.process is None else self.process.cpu_seconds
-
     async def load(self, backend: str) -> None:
-        """Raises _NoBackend when there is none of this name here, _ChildGone when it did not survive."""
+        """Raises _NoBackend when there is none of this name here, ChildGone when it did not survive."""
         self.send(LoadBackend(backend))
         with anyio.move_on_after(START_SECONDS):
             answer = await self.next()
@@ -289,57 +255,8 @@ class _Child:
                 self.backends.add(backend)
                 return
             raise _NoBackend(getattr(answer, "error", None) or "the backend cannot be loaded")
-        raise _ChildGone("it takes too long to load a backend")
+        raise ChildGone("it takes too long to load a backend")
 
-    def send(self, message: ToCompiler) -> None:
-        assert self.process is not None
-        self.process.send(self._codec.encode(message))
 
-    async def next(self) -> FromCompiler:
-        """The next message. Raises _ChildGone."""
-        while (message := self.take()) is None:
-            if self.gone:
-                raise _ChildGone("it has closed its connection")
-            waiter = self._waiter = new_waiter()
-            await waiter.wait()
-        return message
-
-    def take(self) -> FromCompiler | None:
-        """The next message, if it has come."""
-        return self._messages.popleft() if self._messages else None
-
-    async def was_killed(self) -> bool:
-        """True if the process was killed from outside, perhaps by the kernel; no limit of its own kills it."""
-        if not self._died or self.process is None:
-            return False
-        return await self.process.ended(KILL_SECONDS) == -signal.SIGKILL
-
-    async def end(self) -> bool:
-        """Kill it and wait until it is gone; False if it does not go."""
-        self.gone = True
-        if self.process is None:
-            return True
-        self.process.kill()
-        return await self.process.ended(KILL_SECONDS) is not None
-
-    def received(self, data: bytes) -> None:
-        if self.gone:
-            return
-        try:
-            self._messages.extend(self._assembler.feed(data))
-        except FrameError:
-            self.gone = True
-        self._wake()
-
-    def closed(self) -> None:
-        self._died = not self.gone
-        self.gone = True
-        self._wake()
-
-    def said(self, line: str) -> None:
-        logger.info("[guide] %s", line)
-
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            self._waiter.wake()
-            self._waiter = None
+def _log(line: str) -> None:
+    logger.info("[guide] %s", line)

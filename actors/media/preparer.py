@@ -4,17 +4,16 @@ An image that takes too much time or memory costs its process, which is replaced
 """
 
 import logging
-from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
 import anyio
 
-from troupellm.actors.runtime.processes import ChildProcess, Processes
-from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.actors.runtime.compute_child import ChildGone, ComputeChild, TakesTooLong, TooBusy
+from troupellm.actors.runtime.processes import Processes
 from troupellm.protocol.config.media import MediaConfig
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
-from troupellm.protocol.wire.frames import Assembler, Codec, FrameError, Hello
+from troupellm.protocol.wire.frames import Assembler, Codec
 from troupellm.protocol.wire.media import (
     HELLO,
     MAX_FRAME_BYTES,
@@ -33,12 +32,10 @@ MODULE = "troupellm.models.media.prepare_main"
 PARALLEL = 2
 START_SECONDS = 120.0
 """The libraries take seconds to import, on a busy machine many."""
-KILL_SECONDS = 5.0
 MEMORY_BYTES = 4 * 2**30
 """Of addresses, beyond those that the libraries take."""
 PATIENCE = 10
 """An image that does not get its processor time is waited for up to so many times as long."""
-SHORTEST_WAIT_SECONDS = 0.01
 SPARE_SECONDS = 1.0
 """How long an image that is not wanted any more may go on."""
 
@@ -107,8 +104,10 @@ class ProcessPreparer:
         try:
             answer = await self._ask(child, PrepareImage(data))
             healthy = True
-        except _ChildGone:
+        except ChildGone:
             logger.warning("a process that prepared an image is gone")
+            if await child.was_killed():  # from outside, or by the kernel for want of memory
+                raise _not_now() from None
             raise ImageFault("it takes too much memory to prepare, or its file breaks the decoder") from None
         except anyio.get_cancelled_exc_class():  # its client has left: a new process costs more than most answers
             healthy = await child.soon_done(SPARE_SECONDS)
@@ -130,16 +129,12 @@ class ProcessPreparer:
 
     async def _ask(self, child: "_Child", message: PrepareImage) -> FromMedia:
         """Give a child an image, and as much processor time as it may take, on a busy machine much later."""
-        timeout = left = self._seconds
-        before = child.cpu_seconds
-        child.send(message)
-        with anyio.move_on_after(PATIENCE * timeout):
-            while left > 0.0:
-                with anyio.move_on_after(max(left, SHORTEST_WAIT_SECONDS)):
-                    return await child.next()
-                now = child.cpu_seconds
-                left = 0.0 if before is None or now is None else timeout - (now - before)
-        raise ImageFault(f"it takes longer than {timeout:g} s to prepare")
+        try:
+            return await child.ask(message, self._seconds, PATIENCE * self._seconds)
+        except TooBusy:
+            raise _not_now() from None
+        except TakesTooLong:
+            raise ImageFault(f"it takes longer than {self._seconds:g} s to prepare") from None
 
     async def warm_up(self) -> None:
         try:
@@ -187,85 +182,35 @@ class ProcessPreparer:
         return await child.end()
 
 
-class _ChildGone(Exception):
-    """The process has died or talks nonsense."""
+def _not_now() -> EngineStopped:
+    return EngineStopped("images cannot be prepared now", code="engine_restarting")
 
 
-class _Child:
-    """One process. Implements `ProcessEvents`."""
+class _Child(ComputeChild[ToMedia, FromMedia]):
+    """One process."""
 
     def __init__(self) -> None:
-        self.process: ChildProcess | None = None
-        self.gone = False
-        self._codec: Codec[ToMedia | Hello] = Codec(limit=MAX_FRAME_BYTES)
-        self._assembler: Assembler[FromMedia] = Assembler(FromMedia, HELLO, limit=MAX_FRAME_BYTES)
-        self._messages: deque[FromMedia] = deque()
-        self._waiter: Waiter | None = None
+        limit = MAX_FRAME_BYTES
+        super().__init__(Codec(limit=limit), Assembler(FromMedia, HELLO, limit=limit), _log)
 
     async def open(self, processes: Processes, load: LoadProcessor) -> None:
         """Raises EngineStopped: there is no process now; RequestFailed: the processor cannot be read."""
         try:
-            self.process = await processes.start(MODULE, self)
-            self.process.send(self._codec.encode(HELLO))
-            self.send(load)
-            with anyio.fail_after(START_SECONDS):
-                answer = await self.next()
-        except (OSError, TimeoutError, _ChildGone) as error:  # a TimeoutError is an OSError
+            answer = await self.begin(processes, MODULE, HELLO, load, START_SECONDS)
+        except (OSError, ChildGone) as error:
             logger.warning("a process that prepares images cannot be started: %s", error)
-            raise EngineStopped("images cannot be prepared now", code="engine_restarting") from None
+            raise _not_now() from None
         if not isinstance(answer, ProcessorLoaded) or answer.error is not None:
             logger.error("images cannot be prepared for this model: %s", getattr(answer, "error", "no answer"))
             raise RequestFailed("the model's image processor cannot be read")
 
-    @property
-    def cpu_seconds(self) -> float | None:
-        return None if self.process is None else self.process.cpu_seconds
-
-    def send(self, message: ToMedia) -> None:
-        assert self.process is not None
-        self.process.send(self._codec.encode(message))
-
-    async def next(self) -> FromMedia:
-        """The next message. Raises _ChildGone."""
-        while not self._messages:
-            if self.gone:
-                raise _ChildGone("it has closed its connection")
-            waiter = self._waiter = new_waiter()
-            await waiter.wait()
-        return self._messages.popleft()
-
     async def soon_done(self, seconds: float) -> bool:
         """Wait for the answer that is owed, whether or not the caller is cancelled; True if it came."""
-        with suppress(_ChildGone), anyio.move_on_after(seconds, shield=True):
+        with suppress(ChildGone), anyio.move_on_after(seconds, shield=True):
             await self.next()
             return True
         return False
 
-    async def end(self) -> bool:
-        """Kill it and wait until it is gone; False if it does not go."""
-        self.gone = True
-        if self.process is None:
-            return True
-        self.process.kill()
-        return await self.process.ended(KILL_SECONDS) is not None
 
-    def received(self, data: bytes) -> None:
-        if self.gone:
-            return
-        try:
-            self._messages.extend(self._assembler.feed(data))
-        except FrameError:
-            self.gone = True
-        self._wake()
-
-    def closed(self) -> None:
-        self.gone = True
-        self._wake()
-
-    def said(self, line: str) -> None:
-        logger.info("[media] %s", line)
-
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            self._waiter.wake()
-            self._waiter = None
+def _log(line: str) -> None:
+    logger.info("[media] %s", line)

@@ -72,7 +72,7 @@ class FleetRequest:
         self.prompt = msgspec.structs.replace(prompt, token_ids=())
 
     def charged(self) -> Usage:
-        """What its tenant is charged: as its replica counted it, else as far as its reader knows it."""
+        """The usage that its tenant pays: the replica's count, else the part that its reader knows."""
         if self.spent is not None:
             return self.spent
         usage = self.usage()

@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     many_rows: int
     """Most rows of a product; 0 without AVX2."""
     zero: int
-    """What is added to the numbers of a weight."""
+    """The offset of the stored numbers of a weight."""
 
 
 class Int8FewRows(CppRows):

@@ -112,7 +112,7 @@ class RequestClosed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Usage:
-        """What its tenant is charged: a prompt costs nothing before something is computed for it."""
+        """The usage that its tenant pays: a prompt is free until a part of it is computed."""
         return self.usage if self.scheduled is not None else msgspec.structs.replace(self.usage, prompt_tokens=0)
 
 

@@ -18,6 +18,7 @@ from troupellm.actors.guide.compiler import (
     GuideTooCostly,
     ProcessCompiler,
 )
+from troupellm.actors.runtime import compute_child
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.ports import SystemClock
 from troupellm.protocol.config.structured_outputs import GuideConfig
@@ -241,7 +242,7 @@ async def test_a_guide_that_may_take_long_is_waited_for_as_long_again(monkeypatc
         waits.append(seconds)
         return anyio.CancelScope()
 
-    monkeypatch.setattr(guide_compiler.anyio, "move_on_after", move_on_after)
+    monkeypatch.setattr(compute_child.anyio, "move_on_after", move_on_after)
     for timeout in (0.001, 0.005, 60.0):
         compiler = ProcessCompiler(msgspec.structs.replace(SETTINGS, timeout=timeout), FakeProcesses())
         await compiler.compile(SPEC, "llguidance")
@@ -266,7 +267,7 @@ async def test_an_answer_that_comes_as_the_wait_ends_is_taken(limit: str, monkey
 
     monkeypatch.setattr(guide_compiler, "PATIENCE", 1e9 if limit == "of the guide" else 0.5)
     monkeypatch.setattr(guide_compiler, "MOST_PATIENCE_SECONDS", 1e9)
-    monkeypatch.setattr(guide_compiler, "new_waiter", LateWaiter)
+    monkeypatch.setattr(compute_child, "new_waiter", LateWaiter)
     compiler = ProcessCompiler(HASTY, processes)
     assert (await compiler.compile(SPEC, "llguidance")).text == "just in time"
     assert (len(processes.children), compiler.num_killed) == (1, 0)

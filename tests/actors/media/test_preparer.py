@@ -8,6 +8,7 @@ import pytest
 from troupellm.actors.media import preparer as media_preparer
 from troupellm.actors.media.preparer import ImageFault, ProcessPreparer
 from troupellm.protocol.config.media import MediaConfig
+from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.wire.frames import Assembler, Codec
 from troupellm.protocol.wire.media import HELLO, ImagePrepared, LoadProcessor, PrepareImage, ProcessorLoaded, ToMedia
 
@@ -19,7 +20,8 @@ class FakeChild:
     """Answers when it is told to."""
 
     pid = 1
-    cpu_seconds = 0.0
+    cpu_seconds: float | None = 0.0
+    exit_code = 1
 
     def __init__(self, events: Any) -> None:
         self.events, self.killed, self.asked = events, False, 0
@@ -41,15 +43,17 @@ class FakeChild:
         self.killed = True
 
     async def ended(self, timeout: float) -> int | None:
-        return -9
+        return self.exit_code
 
 
 class FakeProcesses:
     def __init__(self) -> None:
         self.children: list[FakeChild] = []
+        self.used: float | None = 0.0
 
     async def start(self, module: str, events: Any) -> FakeChild:
         self.children.append(FakeChild(events))
+        self.children[-1].cpu_seconds = self.used
         return self.children[-1]
 
 
@@ -101,3 +105,26 @@ async def test_an_image_that_ends_its_process_is_at_fault_and_the_next_one_has_a
     assert len(processes.children) == 2
     assert await preparer.close()
     assert all(child.killed for child in processes.children)
+
+
+async def test_a_process_that_is_killed_from_outside_is_not_the_images_fault(preparer, processes):
+    async def killed() -> None:
+        await anyio.wait_all_tasks_blocked()
+        processes.children[0].exit_code = -9
+        processes.children[0].events.closed()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(killed)
+        with pytest.raises(EngineStopped) as caught:
+            await preparer.prepare(b"one")
+    assert (caught.value.code, caught.value.retryable) == ("engine_restarting", True)
+
+
+@pytest.mark.parametrize("used", [0.0, None])
+async def test_a_machine_that_is_too_busy_is_not_the_images_fault(used, processes, monkeypatch):
+    monkeypatch.setattr(media_preparer, "PATIENCE", 5)
+    processes.used = used
+    preparer = ProcessPreparer("folder", MediaConfig(media_timeout=0.02), processes)
+    with pytest.raises(ImageFault if used is None else EngineStopped):
+        await preparer.prepare(b"one")
+    assert (preparer.num_killed, processes.children[0].killed) == (1, True)

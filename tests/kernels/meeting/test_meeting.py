@@ -24,7 +24,7 @@ def places(size: int, timeout: float = SECONDS) -> list[Meeting]:
 
 
 def together(size: int, work: Callable[[Meeting], Any]) -> list[Any]:
-    """What each rank gives, on a thread of its own."""
+    """The results of all ranks; each runs on a thread of its own."""
     found: list[Any] = [None] * size
     given = places(size)
 
